@@ -1,0 +1,91 @@
+"""Reward functions, and how a configuration names one.
+
+A reward function takes the data row (a dict, see :mod:`roq.prompts`) and the response text, and
+returns a float. It runs in a process of its own; raising there fails the attempt and is never
+trained as a reward of 0. So a wrong answer returns 0.0, and what cannot be judged raises.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+from roq.errors import ConfigError
+
+__all__ = ["RewardFunction", "exact_match", "load_function", "reasoning_gym"]
+
+RewardFunction = Callable[[dict[str, Any], str], float]
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def exact_match(item: dict[str, Any], response: str) -> float:
+    """1.0 if the response is the answer, else 0.0.
+
+    The response counts from its last ``<answer>…</answer>`` if it has one, as a whole otherwise;
+    white space around it is ignored.
+
+    >>> exact_match({"answer": 42}, "6 * 7 is <answer> 42 </answer>")
+    1.0
+    """
+    return float(_final(response) == str(item["answer"]).strip())
+
+
+def reasoning_gym(item: dict[str, Any], response: str) -> float:
+    """The score that the data set's own ``score_answer`` gives, usually between 0 and 1.
+
+    The response counts as in :func:`exact_match`.
+
+    Raises:
+        ConfigError: the row was not made by reasoning-gym.
+    """
+    if "dataset" not in item or "metadata" not in item:
+        raise ConfigError(
+            "roq.rewards:reasoning_gym scores rows of a reasoning-gym data set only; "
+            "for rows from a file use roq.rewards:exact_match or a function of your own"
+        )
+    score = _scorer(item["dataset"], json.dumps(item.get("settings", {}), sort_keys=True))
+    entry = {"question": item["question"], "answer": item["answer"], "metadata": item["metadata"]}
+    return float(score(_final(response), entry))
+
+
+def _final(response: str) -> str:
+    found = _ANSWER.findall(response)
+    return (found[-1] if found else response).strip()
+
+
+@functools.lru_cache(maxsize=16)
+def _scorer(dataset: str, settings: str) -> Callable[[str, dict[str, Any]], float]:
+    # With the run's own settings: some scorers depend on them (e.g. a number of decimals).
+    factory = importlib.import_module("reasoning_gym").factory
+    return factory.create_dataset(dataset, **json.loads(settings)).score_answer
+
+
+def load_function(name: str) -> RewardFunction:
+    """The function that ``module:function`` names; modules beside the current directory count too.
+
+    Raises:
+        ConfigError: the module cannot be imported, or holds no such function.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f"reward.function = {name!r} must look like module:function")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a user's module may fail with anything while it is imported
+        raise ConfigError(
+            f"reward.function = {name!r}: module {module_name!r} cannot be imported "
+            f"({type(error).__name__}: {error}); it must be importable where the worker runs"
+        ) from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise ConfigError(f"reward.function = {name!r}: module {module_name!r} has no function {attribute!r}")
+    return cast(RewardFunction, function)
