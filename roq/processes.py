@@ -1,0 +1,173 @@
+"""Detached processes that can be found again: started in their own session, known by pid and start time.
+
+A pid alone may have been given to another program since, so a record also holds when the process
+started; a process is only ever signalled while both match.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+__all__ = [
+    "Record",
+    "exit_code",
+    "finish",
+    "read_records",
+    "send",
+    "spawn",
+    "start_mark",
+    "stop",
+    "tail",
+    "write_records",
+]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that was started: its name, pid, the mark of when it started, its command and log file."""
+
+    name: str
+    pid: int
+    mark: str
+    command: list[str] = []
+    log: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process (not a later one with its pid) still runs."""
+        return start_mark(self.pid) == self.mark
+
+
+def start_mark(pid: int) -> str | None:
+    """When the process ``pid`` started, as text to compare; None when there is none or it is a zombie."""
+    if not sys.platform.startswith("linux"):
+        found = subprocess.run(
+            ["ps", "-o", "state=,lstart=", "-p", str(pid)],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+        state, _, started = found.stdout.strip().partition(" ")
+        return None if not started or state.startswith("Z") else started.strip()
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()  # the program's name, before it, may hold anything
+    return None if fields[0] in "ZX" else f"{boot[:8]}-{fields[19]}"
+
+
+def spawn(
+    name: str, command: Sequence[str], log: Path, env: Mapping[str, str]
+) -> tuple[Record, subprocess.Popen[bytes]]:
+    """Start ``command`` in a session of its own, its output appended to ``log``.
+
+    It outlives this process and its terminal. Keep the Popen for :func:`exit_code`.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        child = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            env=dict(env),
+        )
+    return Record(
+        name=name, pid=child.pid, mark=start_mark(child.pid) or "gone", command=list(command), log=str(log)
+    ), child
+
+
+def exit_code(child: subprocess.Popen[bytes]) -> int | None:
+    """The child's exit code, None while it runs. What is left of its process group is killed.
+
+    The group is signalled before the child is reaped: until then its number cannot belong to others.
+    """
+    if child.returncode is not None:
+        return child.returncode
+    if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        return None
+    _signal_group(child.pid, signal.SIGKILL)
+    return child.wait()
+
+
+def send(record: Record, number: signal.Signals) -> bool:
+    """Signal the recorded process if it still runs; says whether it did."""
+    if not record.alive:
+        return False
+    try:
+        os.kill(record.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def finish(record: Record) -> None:
+    """Kill the recorded process, if it still runs, with everything in its process group."""
+    if record.alive:
+        _signal_group(record.pid, signal.SIGKILL)
+
+
+def stop(
+    records: Sequence[Record], wait_s: float, *, poll: Callable[[], object] = lambda: None
+) -> list[Record]:
+    """SIGTERM all of them, wait at most ``wait_s`` for them to end, kill the rest; returns those killed.
+
+    ``poll`` is called while waiting (to reap children, or to show progress).
+    """
+    for record in records:
+        send(record, signal.SIGTERM)
+    deadline = time.monotonic() + wait_s
+    left = [record for record in records if record.alive]
+    while left and time.monotonic() < deadline:
+        poll()
+        time.sleep(0.05)
+        left = [record for record in left if record.alive]
+    for record in left:
+        finish(record)
+    poll()
+    return left
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM when only zombies are left
+        os.killpg(pid, number)
+
+
+def read_records(path: Path) -> dict[str, Record]:
+    """The records in a pids file by name; empty when there is none."""
+    try:
+        return {record.name: record for record in msgspec.json.decode(path.read_bytes(), type=list[Record])}
+    except (FileNotFoundError, msgspec.DecodeError):
+        return {}
+
+
+def write_records(path: Path, records: Mapping[str, Record]) -> None:
+    """Replace the pids file; a reader sees the old or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_bytes(msgspec.json.format(msgspec.json.encode(list(records.values())), indent=1))
+    os.replace(new, path)
+
+
+def tail(path: str | Path, lines: int = 5, limit: int = 16384) -> list[str]:
+    """The last non-empty lines of a log, at most ``lines``; empty when it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    return [line.rstrip()[:400] for line in text.splitlines() if line.strip()][-lines:]

@@ -1,0 +1,263 @@
+"""The summary of a run, from what its processes recorded; ``summary.json`` in the run's folder.
+
+Counters of a process start at zero with it, so totals add up the last line of every process. A
+step that was trained again after a restart counts once, with its last line; the time it took counts twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from roq.config import RunConfig
+from roq.records import Records, Step
+from roq.types import Ledger, Status
+
+__all__ = ["Share", "Summary", "Wait", "summarize", "summary_lines", "write_summary"]
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """Scheduler calls' share of all worker processes' and of the trainer's wall time, 0 to 1."""
+
+    worker: float | None
+    trainer: float | None
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds spent waiting: the trainer for batches, all workers with nothing in flight."""
+
+    trainer: float
+    workers: float
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """The most resident memory seen of any one process of the kind, in bytes; None if not seen."""
+
+    server: int | None
+    worker: int | None
+    trainer: int | None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run did.
+
+    Attributes:
+        run: its name.
+        ended: whether it reached its end (all steps trained or prompts used up).
+        steps: updates published.
+        eta: the maximum staleness that it was set to.
+        max_staleness: the greatest staleness of any trained group.
+        staleness_histogram: trained trajectories by their staleness.
+        batches_full: steps whose batch held all ``batch_size`` groups with all their members.
+        reward_first5, reward_last5: mean reward of the first and last five batches.
+        ledger: where every issued prompt is.
+        logprob_abs_diff_mean: mean absolute difference of the engine's and the trainer's log-prob over
+            all tokens sampled and trained at the same version, in nats; None if there were none.
+        mismatch_kl: mean over steps of the k3 estimate between engine and trainer, in nats.
+        scheduler_share: see :class:`Share`.
+        wall_s: time during which any process of the run was at work.
+        wait_s: see :class:`Wait`.
+        blocked_s: seconds, over all workers, with free places that the scheduler did not fill.
+        tokens_per_s: response tokens generated per second of ``wall_s``.
+        tokens_trained: response tokens in trained batches.
+        rss_bytes: see :class:`Memory`.
+        worker_processes, trainer_processes: how many there were, restarts included.
+        verify: the broken invariants; empty when all hold.
+    """
+
+    run: str
+    ended: bool
+    steps: int
+    eta: int
+    max_staleness: int
+    staleness_histogram: dict[str, int]
+    batches_full: int
+    reward_first5: float | None
+    reward_last5: float | None
+    ledger: Ledger
+    logprob_abs_diff_mean: float | None
+    mismatch_kl: float | None
+    scheduler_share: Share
+    wall_s: float
+    wait_s: Wait
+    blocked_s: float
+    tokens_per_s: float
+    tokens_trained: int
+    rss_bytes: Memory
+    worker_processes: int
+    trainer_processes: int
+    verify: list[str]
+
+
+def summarize(
+    records: Records, status: Status, config: RunConfig, verify: Sequence[str], server_rss: int | None
+) -> Summary:
+    """Sum up a run from its records, the scheduler's last picture of it and the server's memory (bytes)."""
+    steps = records.steps
+    trainers = trainer_processes(records.lines)
+    workers = [lines for lines in records.workers.values() if lines]
+    last = [lines[-1] for lines in workers]
+    histogram: dict[int, int] = {}
+    for step in steps:
+        for staleness, count in step.staleness_counts.items():
+            histogram[int(staleness)] = histogram.get(int(staleness), 0) + count
+    intervals = [(lines[0].time - lines[0].wall_s, lines[-1].time) for lines in workers]
+    intervals += [(lines[0].time - lines[0].wall_s, lines[-1].time) for lines in trainers]
+    wall_s = covered(intervals)
+    tokens = sum(line.tokens for line in last)
+    full = (config.batch_size, config.batch_size * config.group_size)
+    rewards = [step.reward_mean for step in steps if step.reward_mean is not None]
+    return Summary(
+        run=status.run,
+        ended=status.ended,
+        steps=status.version,
+        eta=config.eta,
+        max_staleness=max((step.staleness_max for step in steps), default=0),
+        staleness_histogram={str(key): histogram[key] for key in sorted(histogram)},
+        batches_full=sum((step.groups, step.trajectories) == full for step in steps),
+        reward_first5=_mean(rewards[:5]),
+        reward_last5=_mean(rewards[-5:]),
+        ledger=status.ledger,
+        logprob_abs_diff_mean=_weighted((step.abs_diff_mean, step.abs_diff_tokens) for step in steps),
+        mismatch_kl=_mean([step.mismatch_kl for step in steps if step.mismatch_kl is not None]),
+        scheduler_share=Share(
+            worker=_ratio(sum(line.scheduler_s for line in last), sum(line.wall_s for line in last)),
+            trainer=_ratio(
+                sum(lines[-1].scheduler_s for lines in trainers), sum(lines[-1].wall_s for lines in trainers)
+            ),
+        ),
+        wall_s=round(wall_s, 3),
+        wait_s=Wait(
+            trainer=round(sum(line.wait_s for line in records.lines), 3),
+            workers=round(sum(line.idle_s for line in last), 3),
+        ),
+        blocked_s=round(sum(line.blocked_s for line in last), 3),
+        tokens_per_s=round(tokens / wall_s, 1) if wall_s > 0 else 0.0,
+        tokens_trained=sum(step.response_tokens for step in steps),
+        rss_bytes=Memory(
+            server=server_rss,
+            worker=max((line.rss_bytes for lines in workers for line in lines), default=None),
+            trainer=max((line.rss_bytes for line in records.lines), default=None),
+        ),
+        worker_processes=len(workers),
+        trainer_processes=len(trainers),
+        verify=list(verify),
+    )
+
+
+def trainer_processes(lines: Sequence[Step]) -> list[list[Step]]:
+    """The trainer's lines split by process: a new one begins where the process's clock falls back."""
+    processes: list[list[Step]] = [[line] for line in lines[:1]]
+    for before, line in pairwise(lines):
+        if line.wall_s < before.wall_s:
+            processes.append([])
+        processes[-1].append(line)
+    return processes
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """The length of the union of intervals.
+
+    >>> covered([(0.0, 4.0), (3.0, 5.0), (10.0, 11.0)])
+    6.0
+    """
+    total, end = 0.0, float("-inf")
+    for start, stop in sorted(intervals):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(fmean(values), 6) if values else None
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 6) if whole > 0 else None
+
+
+def _weighted(pairs: Iterable[tuple[float | None, int]]) -> float | None:
+    known = [(value, weight) for value, weight in pairs if value is not None and weight > 0]
+    weights = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / weights if weights else None
+
+
+def write_summary(summary: Summary, run_dir: str | Path) -> Path:
+    """Write ``summary.json``; a reader sees the old or the new one, never a part."""
+    path = Path(run_dir) / "summary.json"
+    new = path.with_name("summary.json.new")
+    new.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    os.replace(new, path)
+    return path
+
+
+def summary_lines(summary: Summary) -> list[tuple[str, str]]:
+    """The summary as a short table for people: rows of (name, value)."""
+    ledger = summary.ledger
+    parts = [
+        f"{getattr(ledger, name)} {name.replace('_', ' ')}"
+        for name in ("trained", "in_slots", "requeued", "filtered", "discarded", "dead")
+        if getattr(ledger, name) or name == "trained"
+    ]
+    memory = summary.rss_bytes
+    sizes = {"server": memory.server, "worker": memory.worker, "trainer": memory.trainer}
+    histogram = ", ".join(f"{count} at {key}" for key, count in summary.staleness_histogram.items())
+    return [
+        (
+            "steps",
+            f"{summary.steps}, {summary.batches_full} with a full batch"
+            + ("" if summary.ended else " (not ended)"),
+        ),
+        (
+            "reward",
+            f"{_text(summary.reward_first5, '.3f')} (first 5) → {_text(summary.reward_last5, '.3f')} (last 5)",
+        ),
+        (
+            "staleness",
+            f"max {summary.max_staleness} of η = {summary.eta}" + (f"; {histogram}" if histogram else ""),
+        ),
+        (
+            "prompts",
+            f"{ledger.issued} issued = {' + '.join(parts)}"
+            + ("" if ledger.balanced else "  DOES NOT BALANCE"),
+        ),
+        (
+            "log-prob difference",
+            f"{_text(summary.logprob_abs_diff_mean, '.2e')} (engine − trainer, same version)",
+        ),
+        ("time", f"{clock(summary.wall_s)}, {summary.tokens_per_s:,.0f} tokens/s"),
+        ("waiting", f"trainer {clock(summary.wait_s.trainer)}, workers {clock(summary.wait_s.workers)}"),
+        (
+            "scheduler share",
+            f"worker {_text(summary.scheduler_share.worker, '.2%')}, trainer {_text(summary.scheduler_share.trainer, '.2%')}",
+        ),
+        (
+            "memory",
+            ", ".join(
+                f"{name} {'–' if size is None else f'{size / 1e6:,.0f} MB'}" for name, size in sizes.items()
+            ),
+        ),
+        (
+            "invariants",
+            "all hold" if not summary.verify else f"{len(summary.verify)} BROKEN: {summary.verify[0]}",
+        ),
+    ]
+
+
+def _text(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def clock(seconds: float) -> str:
+    """Seconds for people: ``8.2 s``, ``3:07``, ``1:02:07``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
