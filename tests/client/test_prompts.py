@@ -137,8 +137,8 @@ def test_scorer_gets_the_run_s_settings() -> None:
     pytest.importorskip("reasoning_gym")
     settings = {"min_num_decimal_places": 2, "max_num_decimal_places": 2, "precision": 12}
     item = load_prompts(Data(dataset="decimal_arithmetic", size=3, settings=settings)).item(0, seed=0)
-    near = str(round(float(item["answer"]), 8) + 1e-4)
-    # Right to the two decimals of these settings; the defaults ask for six.
+    near = str(round(float(item["answer"]), 8) + 5e-3)
+    # Right to the two decimals of these settings; the defaults ask for more.
     assert reasoning_gym(item, near) == 1.0
     assert reasoning_gym(item | {"settings": {}}, near) < 1.0
 
