@@ -1,0 +1,51 @@
+# `make demo` and `make test` need Python 3.11 and a network, nothing else; `make help` lists the rest.
+
+PYTHON_ENV := .venv/bin/python
+CONFIG ?= examples/chain_sum.toml
+BASE_MODEL := models/base/model.safetensors
+# further pytest arguments, e.g. make test ARGS="tests/client -x"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format types check lock clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
+	    printf '  make %-8s %s\n' "$$name" "$$what"; done
+
+setup:  ## .venv with everything at its locked version
+	@scripts/setup
+
+demo: setup $(BASE_MODEL)  ## train the example: server, two vLLM workers, a Megatron trainer
+	@.venv/bin/roq up $(CONFIG)
+
+$(BASE_MODEL):
+	@$(PYTHON_ENV) examples/make_base_model.py --out models/base
+
+test:  ## set up and run every test, fast ones first
+	@scripts/setup --tests
+	@$(PYTHON_ENV) -m pytest $(ARGS)
+
+lint:  ## ruff; luacheck and StyLua over lua/
+	@scripts/setup --lint
+	@.venv/bin/ruff check .
+	@scripts/lint-lua
+
+format:  ## rewrite what StyLua and ruff's fixes can
+	@scripts/setup --lint
+	@.venv/bin/ruff check --fix .
+	@scripts/lint-lua --write
+
+types:  ## pyright: strict for roq/
+	@scripts/setup --lint
+	@scripts/types
+
+check: lint types test  ## what CI runs
+
+lock:  ## resolve requirements/cpu.in again, keeping what is locked
+	@scripts/setup
+	@scripts/lock
+
+clean:  ## remove the environment, caches and builds (runs/ and models/ stay)
+	rm -rf .venv .venv.lock scripts/node/node_modules dist build .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
