@@ -1,0 +1,80 @@
+--[[
+roq_create: create a run, or confirm that it exists with this very configuration.
+
+Arguments:
+  config    JSON object of text values: the protocol's fields and further settings of the job
+  weights   location of the weights of version 0, "" when nobody will ask
+Reply:
+  created   whether this call created it
+Refusals:
+  ROQ_CONFIG   it exists with another configuration; the differing keys are named
+Events: created
+]]
+local initial = {
+  version = 0,
+  frontier = 0,
+  checkpoint = 0,
+  freed = 0,
+  next_ordinal = 0,
+  next_group = 1,
+  next_token = 1,
+  trained = 0,
+  filtered = 0,
+  discarded = 0,
+  payload_bytes = 0,
+  signal = 0,
+  cancel_sequence = 1,
+  paused = 0,
+  ended = 0,
+}
+
+local function differences(existing, wanted)
+  local different = {}
+  for field, value in pairs(wanted) do
+    if existing[field] ~= value then
+      different[#different + 1] =
+        string.format("%s (run: %s, given: %s)", field, existing[field] or "unset", value)
+    end
+  end
+  for field, value in pairs(existing) do
+    if wanted[field] == nil then
+      different[#different + 1] = string.format("%s (run: %s, given: unset)", field, value)
+    end
+  end
+  table.sort(different)
+  return different
+end
+
+transition.plain({
+  name = "create",
+  arguments = { "config:text", "weights:text" },
+  apply = function(keys, args)
+    local key = context.keys(keys)
+    local wanted = text.object(args.config)
+    local flat = redis.call("HGETALL", key.config)
+    if #flat > 0 then
+      local existing = {}
+      for i = 1, #flat, 2 do
+        existing[flat[i]] = flat[i + 1]
+      end
+      local different = differences(existing, wanted)
+      if #different > 0 then
+        refuse.with("CONFIG", "the run exists with another configuration: " .. table.concat(different, "; "))
+      end
+      return text.json({ created = false })
+    end
+
+    for field, value in pairs(wanted) do
+      redis.call("HSET", key.config, field, value)
+    end
+    for field, value in pairs(initial) do
+      redis.call("HSET", key.state, field, text.int(value))
+    end
+    redis.call("HSET", key.state, "created", text.int(context.now()))
+    if args.weights ~= "" then
+      redis.call("HSET", key.weights, "0", args.weights)
+    end
+    redis.call("XADD", key.events, "*", "event", "created")
+    return text.json({ created = true })
+  end,
+})

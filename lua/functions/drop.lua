@@ -1,0 +1,27 @@
+--[[
+roq_drop: take an unfinished group out of the run (Drop). Its Reserved slot is freed, its claims are
+cancelled, Occupied groups are pulled forward.
+
+Arguments:
+  request   identity of the call (lib/replies.lua)
+  group     which
+  reason    why, for people
+Reply:
+  status    "requeued", "discarded" (on_drop) or "dead" (dropped too often)
+Refusals:
+  ROQ_FENCED, ROQ_NO_GROUP   it is not in the run
+  ROQ_NOT_READY              it is finished; use filter
+Events: requeued, discarded, dead
+]]
+transition.define({
+  name = "drop",
+  arguments = { "request:text", "group:integer", "reason:text" },
+  frees = true,
+  apply = function(run, args)
+    local record = groups.read(run, args.group)
+    if slots.find(run, args.group) ~= "reserved" then
+      refuse.with("NOT_READY", "group %d is finished or in training; only unfinished groups are dropped", args.group)
+    end
+    return { status = groups.retire(run, record, run.config.on_drop, args.reason) }
+  end,
+})

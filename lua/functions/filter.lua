@@ -1,0 +1,27 @@
+--[[
+roq_filter: take a finished group out of the run (Filter): it gives no gradient or is dirty. The last
+Occupied of its buffer takes its place, later Occupied groups are pulled forward.
+
+Arguments:
+  request   identity of the call (lib/replies.lua)
+  group     which
+  reason    why, for people
+Reply:
+  status    "filtered"
+Refusals:
+  ROQ_FENCED, ROQ_NO_GROUP   it is not in the run
+  ROQ_NOT_READY              it is unfinished (use drop) or in training
+Events: filtered
+]]
+transition.define({
+  name = "filter",
+  arguments = { "request:text", "group:integer", "reason:text" },
+  frees = true,
+  apply = function(run, args)
+    local record = groups.read(run, args.group)
+    if slots.find(run, args.group) ~= "occupied" then
+      refuse.with("NOT_READY", "group %d is not finished, or in training; only finished groups are filtered", args.group)
+    end
+    return { status = groups.retire(run, record, "filtered", args.reason) }
+  end,
+})

@@ -1,0 +1,32 @@
+--[[
+roq_leave: a worker goes. Claims it still holds become pending again, a bounded number per call; the
+client calls until none is left. Harmless to repeat.
+
+Arguments:
+  worker    who
+Reply:
+  left      claims it still holds
+Events: release, worker_left
+]]
+local BATCH = 32
+
+transition.define({
+  name = "leave",
+  arguments = { "worker:name" },
+  frees = true,
+  apply = function(run, args)
+    for _, name in ipairs(workers.claims(run, args.worker, BATCH)) do
+      local group, m = string.match(name, "^(%d+)%.(%d+)$")
+      local record = groups.read(run, tonumber(group))
+      workers.reopen(run, record, tonumber(m), false, true, "detach")
+      events.log(run, "release", { "group", tonumber(group), "member", tonumber(m), "worker", args.worker })
+      events.signal(run, "release")
+    end
+    local left = workers.count_claims(run, args.worker)
+    if left == 0 and redis.call("ZSCORE", run.key.heartbeats, args.worker) then
+      workers.remove(run, args.worker, false)
+      events.log(run, "worker_left", { "worker", args.worker })
+    end
+    return { left = left }
+  end,
+})

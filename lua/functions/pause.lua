@@ -1,0 +1,23 @@
+--[[
+roq_pause: stop or resume the admission of new prompts. What is admitted goes on. Harmless to repeat.
+
+Arguments:
+  paused    1 stops, 0 resumes
+Reply:
+  paused
+Events: paused, resumed
+]]
+transition.define({
+  name = "pause",
+  arguments = { "paused:integer" },
+  frees = true,
+  apply = function(run, args)
+    local paused = args.paused == 1 and 1 or 0
+    if paused ~= run.state.paused then
+      context.set(run, "paused", paused)
+      events.log(run, paused == 1 and "paused" or "resumed", {})
+      events.signal(run, "pause")
+    end
+    return { paused = paused == 1 }
+  end,
+})

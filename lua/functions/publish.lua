@@ -1,0 +1,46 @@
+--[[
+roq_publish: weights of the next version are complete and readable (Publish). The window opens by one
+buffer. Publishing a version again changes nothing.
+
+Arguments:
+  trainer   who
+  version   the new version: the taken batch's version plus 1
+  weights   location of its files
+Reply:
+  version, signal, ended
+Refusals:
+  ROQ_FENCED     another trainer has taken over
+  ROQ_NOT_READY  the batch of this update was not taken, or a version would be skipped
+Events: publish, ended
+]]
+transition.define({
+  name = "publish",
+  arguments = { "trainer:name", "version:integer", "weights:text" },
+  frees = true,
+  apply = function(run, args)
+    local state = run.state
+    trainers.require(run, args.trainer)
+    if args.version > state.version + 1 or (args.version == state.version + 1 and state.frontier < args.version) then
+      refuse.with(
+        "NOT_READY",
+        "version %d cannot be published: %d is published and batch %d was not taken",
+        args.version,
+        state.version,
+        args.version - 1
+      )
+    end
+    trainers.seen(run)
+    if args.version == state.version + 1 then
+      context.set(run, "version", args.version)
+      context.add(run, "trained", run.config.batch_size)
+      redis.call("HSET", run.key.weights, text.int(args.version), args.weights)
+      events.log(run, "publish", { "version", args.version, "trainer", args.trainer, "weights", args.weights })
+      if run.config.total_steps and args.version >= run.config.total_steps then
+        context.set(run, "ended", 1)
+        events.log(run, "ended", { "reason", "total_steps" })
+      end
+      events.signal(run, "publish")
+    end
+    return { version = run.state.version, signal = run.state.signal, ended = run.state.ended == 1 }
+  end,
+})

@@ -1,0 +1,172 @@
+--[[
+roq_reserve: hand out work (Reserve). Members that wait to be issued again come first; then new prompts
+are admitted, each to the latest legal Empty slot.
+
+Arguments:
+  request   identity of the call (lib/replies.lua)
+  worker    who asks; its lease is extended
+  version   weights version that its engine really has loaded
+  limit     trajectories that its engine can take now
+Reply:
+  reservations  claims: group, member, token, ordinal, v_traj, buffer, slot, attempt, worker, and
+                prefix = true when tokens were kept (the client reads them from `prefixes`)
+  refused       why there are fewer than asked for; absent when there are not
+  version, signal, ended
+Events: reserve (one for each group), expired, worker_joined, worker_lost
+]]
+local MOST = 256 -- claims in one call
+local PASSED = 16 -- waiting members that may be passed over because these weights are too old for them
+
+-- Lease out pending members of a group (or `only` one that waited) until `room` is used up; returns what
+-- is left of it.
+local function lease(run, out, record, worker, version, room, only)
+  local _, buffer, slot = slots.find(run, record.group)
+  local given = {}
+  for m, member in ipairs(record.members) do
+    if room > 0 and member.state == "pending" and (only == nil or only == m) then
+      if only then
+        redis.call("ZREM", run.key.pending, text.member(record.group, m))
+      end
+      groups.issue(run, record, m, worker, version)
+      given[#given + 1] = m
+      room = room - 1
+    end
+  end
+  local v_traj = groups.oldest(record)
+  if v_traj ~= record.v then
+    record.v = v_traj
+    slots.reindex(run, record.group, v_traj, buffer, slot)
+  end
+  groups.write(run, record)
+  for _, m in ipairs(given) do
+    local member = record.members[m]
+    out[#out + 1] = {
+      group = record.group,
+      member = m,
+      token = member.token,
+      ordinal = record.ordinal,
+      v_traj = record.v,
+      buffer = buffer,
+      slot = slot,
+      attempt = member.attempt,
+      worker = worker,
+      prefix = member.prefix,
+    }
+  end
+  events.log(run, "reserve", {
+    "group",
+    record.group,
+    "ordinal",
+    record.ordinal,
+    "members",
+    table.concat(given, ","),
+    "at",
+    text.place(buffer, slot),
+    "v_traj",
+    record.v,
+    "worker",
+    worker,
+  })
+  return room
+end
+
+-- Issue waiting members again, oldest first, where the group's place stays legal with these weights.
+local function reissue(run, out, args, room)
+  local waiting = redis.call("ZRANGE", run.key.pending, "0", text.int(room + PASSED - 1))
+  for _, name in ipairs(waiting) do
+    if room == 0 then
+      break
+    end
+    local group, m = string.match(name, "^(%d+)%.(%d+)$")
+    local record = groups.read(run, tonumber(group))
+    local _, buffer = slots.find(run, record.group)
+    if buffer <= args.version + run.config.eta then
+      room = lease(run, out, record, args.worker, args.version, room, tonumber(m))
+    end
+  end
+  return room
+end
+
+-- Why no new prompt can be admitted now, or nil.
+local function obstacle(run, args)
+  local config, state = run.config, run.state
+  if state.paused == 1 then
+    return "paused"
+  elseif supply.exhausted(run) or (config.total_steps and state.frontier >= config.total_steps) then
+    return "exhausted"
+  elseif args.version + config.eta < state.frontier then
+    return "worker_stale"
+  elseif config.max_payload_bytes and state.payload_bytes >= config.max_payload_bytes then
+    return "bytes"
+  end
+end
+
+-- Admit new prompts; returns why it stopped, or nil when all the room is used.
+local function admit(run, out, args, room)
+  while room > 0 do
+    local why = obstacle(run, args)
+    if why then
+      return why
+    end
+    local buffer, slot = placement.latest_empty(run, args.version)
+    if not buffer then
+      return "window_full"
+    end
+    local record = groups.create(run, supply.next(run))
+    record.v = args.version
+    slots.fill(run, "reserved", record.group, record.v, buffer, slot)
+    room = lease(run, out, record, args.worker, args.version, room)
+    local rest = {}
+    for m, member in ipairs(record.members) do
+      if member.state == "pending" then
+        rest[#rest + 1] = text.int(run.now)
+        rest[#rest + 1] = text.member(record.group, m)
+      end
+    end
+    if #rest > 0 then
+      redis.call("ZADD", run.key.pending, unpack(rest))
+      events.signal(run, "members")
+    end
+  end
+end
+
+transition.define({
+  name = "reserve",
+  arguments = { "request:text", "worker:name", "version:integer", "limit:integer" },
+  apply = function(run, args)
+    if args.version > run.state.version then
+      refuse.with(
+        "INVALID",
+        "worker %s says it serves version %d but only %d is published",
+        args.worker,
+        args.version,
+        run.state.version
+      )
+    end
+    local out, refused = {}, nil
+    if run.state.ended == 1 then
+      refused = "exhausted"
+    else
+      workers.touch(run, args.worker)
+      workers.reap(run)
+      local asked = math.min(args.limit, MOST)
+      local room = asked
+      if run.config.max_inflight then
+        room = math.min(room, math.max(0, run.config.max_inflight - redis.call("ZCARD", run.key.claims)))
+      end
+      local capped = room < asked
+      room = reissue(run, out, args, room)
+      refused = admit(run, out, args, room)
+      if capped and not refused then
+        refused = "inflight_cap"
+      end
+    end
+    return {
+      reservations = text.array(out),
+      refused = refused,
+      version = run.state.version,
+      signal = run.state.signal,
+      ended = run.state.ended == 1,
+    }
+  end,
+})

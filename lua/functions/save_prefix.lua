@@ -1,0 +1,25 @@
+--[[
+roq_save_prefix: keep the tokens generated so far, so that a re-issue continues from them. The claim
+stays. Harmless to repeat.
+
+Arguments:
+  group, member, token, worker   the claim
+  prefix    msgpack of the tokens so far
+Reply:    nothing of note
+Refusals:
+  ROQ_FENCED   the claim was superseded; stop generating
+]]
+transition.define({
+  name = "save_prefix",
+  arguments = { "group:integer", "member:integer", "token:integer", "worker:name", "prefix:bytes" },
+  apply = function(run, args)
+    local record = groups.read(run, args.group)
+    local member = groups.running(record, args.member, args.token, args.worker)
+    redis.call("HSET", run.key.prefixes, text.member(args.group, args.member), args.prefix)
+    if not member.prefix then
+      member.prefix = true
+      groups.write(run, record)
+    end
+    return {}
+  end,
+})

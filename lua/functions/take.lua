@@ -1,0 +1,152 @@
+--[[
+roq_take: the trainer asks for its next batch (Take). Taking again before publishing returns the same
+batch; a trainer that restarts from an older checkpoint is given the later batches again, unchanged.
+
+Arguments:
+  trainer   who; a new name takes over, and the old one is fenced from then on
+  version   updates the trainer's weights have had; "" is the published version
+Reply:
+  ready     whether there is a batch
+  version, replay, groups   the batch; `groups` are the groups' records in slot order
+Refusals:
+  ROQ_FENCED      another trainer has taken over
+  ROQ_ENDED       all steps are trained, or the prompts cannot fill another batch
+  ROQ_STATE_LOST  the trainer is ahead of the published version, or the batch was freed already
+Events: take, and those of dropped groups
+]]
+local STUCK = 16 -- groups dropped by the stuck timeout in one call
+local LEFTOVER = 64 -- Reserved groups looked at in one go when a buffer is taken
+
+-- The reply with a batch: the groups' records spliced in as they are, since decoding and encoding them
+-- again would only cost the server time.
+local function batch_reply(run, version, ids)
+  local records = redis.call("HMGET", run.key.groups, unpack(ids))
+  return string.format(
+    '{"ready":true,"version":%.0f,"replay":%s,"groups":[%s]}',
+    version,
+    tostring(version < run.state.version),
+    table.concat(records, ",")
+  )
+end
+
+-- The batch taken for an update, or nil.
+local function taken(run, version)
+  local ids = redis.call("HGET", run.key.batches, text.int(version))
+  if ids then
+    local list = {}
+    for id in string.gmatch(ids, "%d+") do
+      list[#list + 1] = id
+    end
+    return list
+  end
+end
+
+-- With over-sampling: Reserved groups left in a buffer that is taken move to a later legal Empty slot,
+-- or are cancelled.
+local function clear_reserved(run, buffer)
+  repeat
+    local left = slots.list(run, "reserved", buffer, LEFTOVER)
+    for _, id in ipairs(left) do
+      local group = tonumber(id)
+      local _, from, slot = slots.find(run, group)
+      local v_traj = slots.version_of(run, group)
+      local to
+      for later = context.last_buffer(run, v_traj), buffer + 1, -1 do
+        if slots.has_empty(run, later) then
+          to = later
+          break
+        end
+      end
+      if to then
+        slots.move(run, "reserved", group, v_traj, from, slot, to, slots.last_empty(run, to))
+      else
+        groups.retire(run, groups.read(run, group), "discarded", "surplus")
+      end
+    end
+  until #left == 0
+end
+
+-- Drop the Reserved groups of a buffer that has been STUCK for too long while the trainer waits.
+local function drop_stuck(run, buffer)
+  if not run.config.stuck_timeout_ms or placement.buffer_state(run, buffer) ~= "STUCK" then
+    if run.state.stuck_since then
+      redis.call("HDEL", run.key.state, "stuck_since")
+    end
+    return
+  end
+  if not run.state.stuck_since then
+    context.set(run, "stuck_since", run.now)
+  elseif run.now - run.state.stuck_since >= run.config.stuck_timeout_ms then
+    for _, id in ipairs(slots.list(run, "reserved", buffer, STUCK)) do
+      groups.retire(run, groups.read(run, tonumber(id)), run.config.on_drop, "stuck_timeout")
+    end
+  end
+end
+
+-- Whether the frontier's buffer can never fill: no prompt is left and nothing is being generated.
+local function starved(run)
+  return supply.exhausted(run) and redis.call("ZCARD", run.key.reserved) == 0
+end
+
+local function check(run, version)
+  local state = run.state
+  if version > state.version then
+    refuse.with(
+      "STATE_LOST",
+      "the trainer has %d updates but the server knows of %d: Redis lost acknowledged writes; restore its "
+        .. "append-only file, or restart the trainer from checkpoint %d or older",
+      version,
+      state.version,
+      state.version
+    )
+  elseif version < state.checkpoint then
+    refuse.with(
+      "STATE_LOST",
+      "batch %d is no longer kept because checkpoint %d covers it; restart the trainer from that checkpoint",
+      version,
+      state.checkpoint
+    )
+  end
+end
+
+transition.define({
+  name = "take",
+  arguments = { "trainer:name", "version:optional" },
+  frees = true,
+  apply = function(run, args)
+    local state = run.state
+    local version = args.version >= 0 and args.version or state.version
+    check(run, version)
+    local ids = taken(run, version)
+    if not ids and state.ended == 1 then
+      refuse.with("ENDED", "the run is over after %d updates", state.version)
+    end
+    trainers.attach(run, args.trainer)
+    if ids then
+      return batch_reply(run, version, ids)
+    end
+    workers.reap(run)
+
+    local buffer = state.frontier
+    if not slots.is_ready(run, buffer) then
+      drop_stuck(run, buffer)
+    end
+    if not slots.is_ready(run, buffer) then
+      if starved(run) then
+        context.set(run, "ended", 1)
+        events.log(run, "ended", { "reason", "prompts_exhausted" })
+        events.signal(run, "ended")
+      end
+      return { ready = false, signal = run.state.signal }
+    end
+    if run.config.buffer_slots > run.config.batch_size then
+      clear_reserved(run, buffer)
+    end
+    ids = slots.empty_buffer(run, buffer)
+    redis.call("HSET", run.key.batches, text.int(buffer), table.concat(ids, " "))
+    context.set(run, "frontier", buffer + 1)
+    redis.call("HDEL", run.key.state, "stuck_since")
+    events.log(run, "take", { "version", buffer, "trainer", args.trainer, "groups", table.concat(ids, " ") })
+    return batch_reply(run, buffer, ids)
+  end,
+})

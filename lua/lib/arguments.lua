@@ -1,0 +1,56 @@
+-- The arguments of a function, declared by name and kind and checked before anything else happens.
+
+local M = {}
+
+local NAME = "^[%w][%w%._%-]*$"
+
+local function whole(value)
+  local number = tonumber(value)
+  if number and number >= 0 and number == math.floor(number) and number < 2 ^ 53 then
+    return number
+  end
+end
+
+-- Each kind turns text into a value, or returns nil when the text is not of it.
+local kinds = {
+  text = function(value)
+    return value
+  end,
+  bytes = function(value)
+    return value
+  end,
+  integer = whole,
+  -- An integer, or "" for none, which reads as -1.
+  optional = function(value)
+    return value == "" and -1 or whole(value)
+  end,
+  float = function(value)
+    local number = tonumber(value)
+    if number and number == number and math.abs(number) ~= math.huge then
+      return number
+    end
+  end,
+  -- A worker, trainer or client: part of members of sorted sets, so no blanks.
+  name = function(value)
+    return #value <= 128 and string.match(value, NAME) or nil
+  end,
+}
+
+-- Read ARGV by a declaration such as { "worker:name", "version:integer" }.
+function M.read(declared, argv)
+  if #argv ~= #declared then
+    refuse.with("INVALID", "expected %d arguments (%s), got %d", #declared, table.concat(declared, " "), #argv)
+  end
+  local args = {}
+  for i, declaration in ipairs(declared) do
+    local name, kind = string.match(declaration, "^([%w_]+):(%w+)$")
+    local value = kinds[kind](argv[i])
+    if value == nil then
+      refuse.with("INVALID", "%s is not a valid %s (%s)", string.sub(argv[i], 1, 40), kind, name)
+    end
+    args[name] = value
+  end
+  return args
+end
+
+return M

@@ -1,0 +1,155 @@
+-- What every transition works on: the run's keys, its configuration, its state, and the server's clock.
+
+local M = {}
+
+-- The keys of a run, in the order of KEYS. roq/_keys.py holds the same list.
+M.names = {
+  "config", -- hash: the run's configuration, fixed at creation
+  "state", -- hash: version, frontier, counters of the ledger
+  "slots", -- hash: "3.2" -> "reserved 17" | "occupied 17"
+  "groups", -- hash: 17 -> JSON, the group and its members
+  "reserved", -- zset: group -> buffer * 1e6 + slot
+  "occupied", -- zset: group -> buffer * 1e6 + slot
+  "reserved_by_version", -- zset: group -> (v_traj * 1000 + buffer - v_traj) * 1e6 + slot
+  "payloads", -- hash: "17.2" -> msgpack of the finished trajectory
+  "prefixes", -- hash: "17.2" -> msgpack of the tokens kept so far
+  "claims", -- zset, by name: "worker 17.2"
+  "pending", -- zset: "17.2" -> since (ms); members to issue again
+  "workers", -- hash: worker -> JSON
+  "heartbeats", -- zset: worker -> lease end (ms)
+  "pins", -- hash: worker -> versions whose files it needs
+  "cancelled", -- zset, by name: "worker sequence 17.2 token reason"
+  "departed", -- zset: worker that lost its lease -> when (ms)
+  "requeued", -- list: "ordinal attempts"
+  "dead", -- hash: ordinal -> JSON, prompts given up with their error
+  "batches", -- hash: version -> groups of a taken batch, in slot order
+  "weights", -- hash: version -> location
+  "replies", -- hash: "client:lane" -> "sequence reply" (lib/replies.lua)
+  "clients", -- zset: client -> last call (ms)
+  "events", -- stream: every transition, bounded
+  "signals", -- stream of one entry: wakes those who wait
+}
+
+local config_fields = {
+  "eta",
+  "batch_size",
+  "group_size",
+  "buffer_slots",
+  "group_candidates",
+  "prompts",
+  "epochs",
+  "total_steps",
+  "lease_ms",
+  "max_attempts",
+  "on_drop",
+  "filter_zero_variance",
+  "stuck_timeout_ms",
+  "max_inflight",
+  "max_payload_bytes",
+  "event_log",
+}
+
+local state_fields = {
+  "version",
+  "frontier",
+  "checkpoint",
+  "freed",
+  "next_ordinal",
+  "next_group",
+  "next_token",
+  "trained",
+  "filtered",
+  "discarded",
+  "payload_bytes",
+  "signal",
+  "cancel_sequence",
+  "stuck_since",
+  "trainer_seen",
+  "paused",
+  "ended",
+}
+
+local function numbers(fields, values)
+  local out = {}
+  for i, field in ipairs(fields) do
+    out[field] = tonumber(values[i]) or values[i] or nil
+  end
+  return out
+end
+
+-- Milliseconds on the server's clock.
+function M.now()
+  local time = redis.call("TIME")
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+-- The key table alone, for the functions that need nothing else.
+function M.keys(keys)
+  if #keys ~= #M.names then
+    refuse.with("INVALID", "expected %d keys, got %d; use a client of this library's version", #M.names, #keys)
+  end
+  local key = {}
+  for i, name in ipairs(M.names) do
+    key[name] = keys[i]
+  end
+  return key
+end
+
+-- Open the run: two reads. Refuses when it was never created.
+function M.open(keys)
+  local key = M.keys(keys)
+  local config = redis.call("HMGET", key.config, unpack(config_fields))
+  if not config[1] then
+    refuse.with("NO_RUN", "there is no such run on this server; create it first (roq init)")
+  end
+  local state = redis.call("HMGET", key.state, unpack(state_fields))
+  return {
+    key = key,
+    now = M.now(),
+    config = numbers(config_fields, config),
+    state = numbers(state_fields, state),
+    changed = {}, -- fields of the state to write at the end
+    counts = {}, -- occupied and reserved slots of the buffers looked at
+    moves = {}, -- slot moves of this transition, for the event
+  }
+end
+
+-- Change a field of the state; written once, by `commit`.
+function M.set(run, field, value)
+  run.state[field] = value
+  run.changed[field] = value
+end
+
+function M.add(run, field, amount)
+  M.set(run, field, run.state[field] + amount)
+end
+
+-- Take the next number of a sequence.
+function M.next(run, field)
+  local number = run.state[field]
+  M.set(run, field, number + 1)
+  return number
+end
+
+-- Write the changed fields of the state.
+function M.commit(run)
+  local fields = {}
+  for field, value in pairs(run.changed) do
+    fields[#fields + 1] = field
+    fields[#fields + 1] = type(value) == "number" and text.int(value) or value
+  end
+  if #fields > 0 then
+    redis.call("HSET", run.key.state, unpack(fields))
+  end
+end
+
+-- The last buffer that weights `version` may reserve in.
+function M.last_buffer(run, version)
+  local last = version + run.config.eta
+  if run.config.total_steps then
+    last = math.min(last, run.config.total_steps - 1)
+  end
+  return last
+end
+
+return M

@@ -1,0 +1,199 @@
+-- Groups and their members: one JSON record per group. A group's place is not in its record, it is in
+-- the slots; a record without a slot belongs to a batch that was taken.
+--
+--   { group, ordinal, v, since, drops, members = [ { state, token, v, attempt, failures, … } ] }
+--
+-- Member states: pending (to be issued), leased (worker, v), complete (v, reward, tokens, bytes) and
+-- cancelled (a candidate that was not needed). `v` is the oldest weights version of the member's parts.
+
+local M = {}
+
+-- A group's record, or nil.
+function M.find(run, group)
+  local record = redis.call("HGET", run.key.groups, text.int(group))
+  return record and text.object(record) or nil
+end
+
+-- A group's record. Refuses a group that is gone (FENCED) or never was (NO_GROUP).
+function M.read(run, group)
+  local record = M.find(run, group)
+  if record then
+    return record
+  end
+  if group >= run.state.next_group then
+    refuse.with("NO_GROUP", "group %d was never issued in this run", group)
+  end
+  refuse.with("FENCED", "group %d has left the run (trained, filtered or dropped); drop this work", group)
+end
+
+function M.write(run, record)
+  redis.call("HSET", run.key.groups, text.int(record.group), text.json(record))
+end
+
+-- A new group for an ordinal, all members pending.
+function M.create(run, ordinal, drops)
+  local members = {}
+  for m = 1, run.config.group_candidates do
+    members[m] = { state = "pending", token = 0, attempt = 0, failures = 0 }
+  end
+  return {
+    group = context.next(run, "next_group"),
+    ordinal = ordinal,
+    drops = drops,
+    since = run.now,
+    members = members,
+  }
+end
+
+-- The member that a claim names. Refuses an old token, and a claim that is no longer held.
+function M.claimed(record, member, token, worker)
+  local found = record.members[member]
+  if not found then
+    refuse.with("INVALID", "group %d has members 1 to %d, not %d", record.group, #record.members, member)
+  end
+  if found.token ~= token or (found.state ~= "complete" and found.worker ~= worker) then
+    refuse.with(
+      "FENCED",
+      "the claim on %s was superseded (token %d, now %d); drop this work",
+      text.member(record.group, member),
+      token,
+      found.token
+    )
+  end
+  return found
+end
+
+-- As `claimed`, for a claim that must still be running.
+function M.running(record, member, token, worker)
+  local found = M.claimed(record, member, token, worker)
+  if found.state ~= "leased" then
+    refuse.with("FENCED", "%s is already %s; drop this work", text.member(record.group, member), found.state)
+  end
+  return found
+end
+
+-- v_traj of the group: the oldest version of any part of it; nil while there is no part.
+function M.oldest(record)
+  local oldest
+  for _, member in ipairs(record.members) do
+    if member.v and member.state ~= "cancelled" and (not oldest or member.v < oldest) then
+      oldest = member.v
+    end
+  end
+  return oldest
+end
+
+-- Issue a pending member to a worker that serves weights `version`.
+function M.issue(run, record, m, worker, version)
+  local member = record.members[m]
+  member.state = "leased"
+  member.token = context.next(run, "next_token")
+  member.attempt = member.attempt + 1
+  member.worker = worker
+  member.v = math.min(member.v or version, version)
+  redis.call("ZADD", run.key.claims, "0", worker .. " " .. text.member(record.group, m))
+end
+
+-- Give a leased member up: it may no longer be completed under its token.
+local function unclaim(run, record, m)
+  redis.call("ZREM", run.key.claims, record.members[m].worker .. " " .. text.member(record.group, m))
+end
+
+-- Keep a finished trajectory.
+function M.finish(run, record, args)
+  local member, name = record.members[args.member], text.member(record.group, args.member)
+  unclaim(run, record, args.member)
+  if member.prefix then
+    redis.call("HDEL", run.key.prefixes, name)
+    member.prefix = nil
+  end
+  redis.call("HSET", run.key.payloads, name, args.payload)
+  context.add(run, "payload_bytes", #args.payload)
+  member.state = "complete"
+  member.v, member.reward, member.tokens, member.bytes = args.oldest, args.reward, args.tokens, #args.payload
+end
+
+-- Make a leased member pending again. `failed` counts against max_attempts; a failed attempt is
+-- regenerated from its start unless `keep` says that its saved tokens are good.
+function M.reopen(run, record, m, failed, keep)
+  local member, name = record.members[m], text.member(record.group, m)
+  unclaim(run, record, m)
+  if not keep and member.prefix then
+    redis.call("HDEL", run.key.prefixes, name)
+    member.prefix = nil
+  end
+  if not member.prefix then
+    member.v = nil
+  end
+  if failed then
+    member.failures = member.failures + 1
+  end
+  member.state, member.worker = "pending", nil
+  redis.call("ZADD", run.key.pending, text.int(run.now), name)
+end
+
+-- Cancel every member that is not complete and tell the workers.
+function M.cancel_open(run, record, reason)
+  for m, member in ipairs(record.members) do
+    local name = text.member(record.group, m)
+    if member.state == "leased" then
+      unclaim(run, record, m)
+      workers.tell_cancelled(run, member.worker, name, member.token, reason)
+    elseif member.state == "pending" then
+      redis.call("ZREM", run.key.pending, name)
+    end
+    if member.state ~= "complete" then
+      if member.prefix then
+        redis.call("HDEL", run.key.prefixes, name)
+      end
+      member.state, member.worker, member.prefix = "cancelled", nil, nil
+    end
+  end
+end
+
+-- Delete a group's record and data. Its slot and claims must be gone.
+function M.delete(run, record)
+  local names, bytes = {}, 0
+  for m, member in ipairs(record.members) do
+    names[m] = text.member(record.group, m)
+    bytes = bytes + (member.bytes or 0)
+  end
+  redis.call("HDEL", run.key.payloads, unpack(names))
+  redis.call("HDEL", run.key.groups, text.int(record.group))
+  context.add(run, "payload_bytes", -bytes)
+end
+
+-- Take a live group out of the run. `fate` says where its prompt goes: "requeue" (or "dead", when its
+-- attempts are used up), "discarded", "filtered" or "dead". Returns what became of it.
+function M.retire(run, record, fate, reason)
+  local kind, buffer, slot = slots.find(run, record.group)
+  M.cancel_open(run, record, reason)
+  placement.remove(run, record.group)
+  M.delete(run, record)
+  if fate == "requeue" then
+    fate = supply.requeue(run, record.ordinal, record.drops + 1, reason)
+  elseif fate == "dead" then
+    supply.bury(run, record.ordinal, record.drops + 1, reason)
+  else
+    context.add(run, fate, 1)
+  end
+  events.log(run, fate, {
+    "group",
+    record.group,
+    "ordinal",
+    record.ordinal,
+    "from",
+    kind .. " " .. text.place(buffer, slot),
+    "reason",
+    reason,
+  })
+  events.signal(run, fate)
+  return fate
+end
+
+-- A failed member whose attempts are used up takes its group to the dead letters.
+function M.exhausted(run, record, m)
+  return record.members[m].failures >= run.config.max_attempts
+end
+
+return M

@@ -1,0 +1,173 @@
+-- Slots and their indexes. In every buffer Occupied slots come first, then Empty, then Reserved, so two
+-- counts give its whole layout: Occupied are 1..o, Reserved are S-r+1..S. The counts are read from the
+-- indexes, never kept.
+
+local M = {}
+
+local SPAN = 1000000 -- slots of a buffer in the order of places
+local AGES = 1000 -- buffers of one v_traj in the order of versions
+
+local function place_score(buffer, slot)
+  return text.int(buffer * SPAN + slot)
+end
+
+local function version_score(v_traj, buffer, slot)
+  return text.int((v_traj * AGES + buffer - v_traj) * SPAN + slot)
+end
+
+-- Occupied and Reserved slots of a buffer: { occupied =, reserved = }.
+function M.counts(run, buffer)
+  local counts = run.counts[buffer]
+  if not counts then
+    local first, past = place_score(buffer, 0), "(" .. place_score(buffer + 1, 0)
+    counts = {
+      occupied = redis.call("ZCOUNT", run.key.occupied, first, past),
+      reserved = redis.call("ZCOUNT", run.key.reserved, first, past),
+    }
+    run.counts[buffer] = counts
+  end
+  return counts
+end
+
+function M.has_empty(run, buffer)
+  local counts = M.counts(run, buffer)
+  return counts.occupied + counts.reserved < run.config.buffer_slots
+end
+
+function M.is_ready(run, buffer)
+  return M.counts(run, buffer).occupied >= run.config.batch_size
+end
+
+function M.first_empty(run, buffer)
+  return M.counts(run, buffer).occupied + 1
+end
+
+function M.last_empty(run, buffer)
+  return run.config.buffer_slots - M.counts(run, buffer).reserved
+end
+
+-- Where a group is: kind ("reserved" | "occupied"), buffer, slot; nil when it is in no slot.
+function M.find(run, group)
+  for _, kind in ipairs({ "reserved", "occupied" }) do
+    local score = redis.call("ZSCORE", run.key[kind], text.int(group))
+    if score then
+      score = tonumber(score)
+      return kind, math.floor(score / SPAN), score % SPAN
+    end
+  end
+end
+
+-- v_traj of a Reserved group, from the index.
+function M.version_of(run, group)
+  return math.floor(tonumber(redis.call("ZSCORE", run.key.reserved_by_version, text.int(group))) / (AGES * SPAN))
+end
+
+-- Fill an Empty slot.
+function M.fill(run, kind, group, v_traj, buffer, slot)
+  local id = text.int(group)
+  redis.call("ZADD", run.key[kind], place_score(buffer, slot), id)
+  redis.call("HSET", run.key.slots, text.place(buffer, slot), kind .. " " .. id)
+  if kind == "reserved" then
+    redis.call("ZADD", run.key.reserved_by_version, version_score(v_traj, buffer, slot), id)
+  end
+  local counts = M.counts(run, buffer)
+  counts[kind] = counts[kind] + 1
+end
+
+-- Empty a filled slot.
+function M.clear(run, kind, group, buffer, slot)
+  local counts = M.counts(run, buffer)
+  redis.call("ZREM", run.key[kind], text.int(group))
+  redis.call("HDEL", run.key.slots, text.place(buffer, slot))
+  if kind == "reserved" then
+    redis.call("ZREM", run.key.reserved_by_version, text.int(group))
+  end
+  counts[kind] = counts[kind] - 1
+end
+
+-- Move a group to an Empty slot.
+function M.move(run, kind, group, v_traj, from_buffer, from_slot, buffer, slot)
+  M.clear(run, kind, group, from_buffer, from_slot)
+  M.fill(run, kind, group, v_traj, buffer, slot)
+  run.moves[#run.moves + 1] = text.int(group)
+    .. ":"
+    .. text.place(from_buffer, from_slot)
+    .. ">"
+    .. text.place(buffer, slot)
+end
+
+-- Note that a Reserved group's v_traj changed.
+function M.reindex(run, group, v_traj, buffer, slot)
+  redis.call("ZADD", run.key.reserved_by_version, version_score(v_traj, buffer, slot), text.int(group))
+end
+
+local function one(run, command, kind, from, to)
+  local found = redis.call(command, run.key[kind], from, to, "WITHSCORES", "LIMIT", "0", "1")
+  if found[1] then
+    return tonumber(found[1]), tonumber(found[2]) % SPAN
+  end
+end
+
+-- The first Reserved of a buffer: group, slot.
+function M.first_reserved(run, buffer)
+  return one(run, "ZRANGEBYSCORE", "reserved", place_score(buffer, 0), "(" .. place_score(buffer + 1, 0))
+end
+
+-- The last Occupied of a buffer: group, slot.
+function M.last_occupied(run, buffer)
+  return one(run, "ZREVRANGEBYSCORE", "occupied", "(" .. place_score(buffer + 1, 0), place_score(buffer, 0))
+end
+
+-- Groups in the slots of one kind of a buffer, in slot order, at most `limit`.
+function M.list(run, kind, buffer, limit)
+  local first, past = place_score(buffer, 0), "(" .. place_score(buffer + 1, 0)
+  return redis.call("ZRANGEBYSCORE", run.key[kind], first, past, "LIMIT", "0", text.int(limit))
+end
+
+-- The earliest Reserved strictly before a gap whose v_traj still allows the gap's buffer:
+-- group, v_traj, buffer, slot. One look for each v_traj that can be alive, at most eta + 1.
+function M.earliest_movable(run, gap_buffer, gap_slot)
+  local best
+  for v_traj = math.max(0, gap_buffer - run.config.eta), run.state.version do
+    local found = redis.call(
+      "ZRANGEBYSCORE",
+      run.key.reserved_by_version,
+      version_score(v_traj, v_traj, 0),
+      "(" .. version_score(v_traj, gap_buffer, gap_slot),
+      "WITHSCORES",
+      "LIMIT",
+      "0",
+      "1"
+    )
+    if found[1] then
+      local score = tonumber(found[2])
+      local buffer, slot = math.floor(score / SPAN) % AGES + v_traj, score % SPAN
+      if not best or buffer < best.buffer or (buffer == best.buffer and slot < best.slot) then
+        best = { group = tonumber(found[1]), v_traj = v_traj, buffer = buffer, slot = slot }
+      end
+    end
+  end
+  return best
+end
+
+-- Reserved groups with v_traj below `version`, oldest first, at most `limit`.
+function M.reserved_before(run, version, limit)
+  local past = "(" .. version_score(version, version, 0)
+  return redis.call("ZRANGEBYSCORE", run.key.reserved_by_version, "-inf", past, "LIMIT", "0", text.int(limit))
+end
+
+-- Empty a whole buffer whose slots hold Occupied groups only; returns them in slot order.
+function M.empty_buffer(run, buffer)
+  local first, past = place_score(buffer, 0), "(" .. place_score(buffer + 1, 0)
+  local groups = redis.call("ZRANGEBYSCORE", run.key.occupied, first, past)
+  redis.call("ZREMRANGEBYSCORE", run.key.occupied, first, past)
+  local places = {}
+  for slot = 1, #groups do
+    places[slot] = text.place(buffer, slot)
+  end
+  redis.call("HDEL", run.key.slots, unpack(places))
+  run.counts[buffer] = nil
+  return groups
+end
+
+return M

@@ -1,0 +1,48 @@
+-- The supply of prompts: ordinals in the run's order, requeued prompts first, and the dead letters.
+
+local M = {}
+
+-- Ordinals in all; nil when the supply is endless.
+function M.total(run)
+  if run.config.prompts and run.config.epochs then
+    return run.config.prompts * run.config.epochs
+  end
+end
+
+-- Whether no prompt is left to admit.
+function M.exhausted(run)
+  local total = M.total(run)
+  return total ~= nil and run.state.next_ordinal >= total and redis.call("LLEN", run.key.requeued) == 0
+end
+
+-- The next prompt: ordinal, how often it was dropped before. Call only when not exhausted.
+function M.next(run)
+  local requeued = redis.call("LPOP", run.key.requeued)
+  if requeued then
+    local ordinal, drops = string.match(requeued, "^(%d+) (%d+)$")
+    return tonumber(ordinal), tonumber(drops)
+  end
+  return context.next(run, "next_ordinal"), 0
+end
+
+-- Give a prompt up, with the reason.
+function M.bury(run, ordinal, drops, reason)
+  redis.call(
+    "HSET",
+    run.key.dead,
+    text.int(ordinal),
+    text.json({ ordinal = ordinal, drops = drops, reason = reason, at = run.now })
+  )
+end
+
+-- Put a prompt back, or give it up when it was dropped too often. Returns "requeued" or "dead".
+function M.requeue(run, ordinal, drops, reason)
+  if drops >= run.config.max_attempts then
+    M.bury(run, ordinal, drops, reason)
+    return "dead"
+  end
+  redis.call("RPUSH", run.key.requeued, text.int(ordinal) .. " " .. text.int(drops))
+  return "requeued"
+end
+
+return M

@@ -1,0 +1,39 @@
+-- Numbers and objects as text. Lua's own conversions cut numbers past 14 digits, and cjson writes an
+-- empty array as {}: so integers go through `int`, and replies leave empty arrays out.
+
+local M = {}
+
+-- An integer as decimal text.
+function M.int(number)
+  return string.format("%.0f", number)
+end
+
+-- An object as JSON.
+function M.json(object)
+  return cjson.encode(object)
+end
+
+-- The object in a JSON text.
+function M.object(text)
+  return cjson.decode(text)
+end
+
+-- An array or nil when it is empty (see above).
+function M.array(items)
+  if #items > 0 then
+    return items
+  end
+  return nil
+end
+
+-- "3.2" for buffer 3, slot 2: how places are written for people.
+function M.place(buffer, slot)
+  return M.int(buffer) .. "." .. M.int(slot)
+end
+
+-- Name of a member: "17.2" is the second candidate of group 17.
+function M.member(group, member)
+  return M.int(group) .. "." .. M.int(member)
+end
+
+return M

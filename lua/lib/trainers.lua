@@ -1,0 +1,54 @@
+-- The trainer's ownership. The newest trainer to ask for a batch owns the run; those before it are fenced
+-- for good, so a process that was believed dead cannot publish over its successor.
+
+local M = {}
+
+local REMEMBERED = 16 -- former trainers that are still told they are fenced
+
+local function owner(run)
+  local values = redis.call("HMGET", run.key.state, "trainer", "former_trainers")
+  return values[1] or "", values[2] or ""
+end
+
+local function fence(trainer, current)
+  refuse.with("FENCED", "trainer %s was superseded by %s; stop it", trainer, current)
+end
+
+-- Note that the trainer is alive.
+function M.seen(run)
+  context.set(run, "trainer_seen", run.now)
+end
+
+-- Make this trainer the owner. Refuses one that was superseded.
+function M.attach(run, trainer)
+  local current, former = owner(run)
+  if trainer ~= current then
+    if string.find(" " .. former .. " ", " " .. trainer .. " ", 1, true) then
+      fence(trainer, current)
+    end
+    if current ~= "" then
+      local names = { current }
+      for name in string.gmatch(former, "%S+") do
+        if #names < REMEMBERED then
+          names[#names + 1] = name
+        end
+      end
+      context.set(run, "former_trainers", table.concat(names, " "))
+    end
+    context.set(run, "trainer", trainer)
+    events.log(run, "trainer_joined", { "trainer", trainer })
+  end
+  M.seen(run)
+end
+
+-- Refuse everyone but the owner.
+function M.require(run, trainer)
+  local current = owner(run)
+  if current == "" then
+    refuse.with("NOT_READY", "no trainer has taken a batch yet; call take first")
+  elseif trainer ~= current then
+    fence(trainer, current)
+  end
+end
+
+return M

@@ -1,0 +1,326 @@
+"""What each call of the schedulers sends and how it reads the answer, without any I/O.
+
+An operation is a generator: it yields :class:`Call` (a function of the library) or :class:`Command`
+(a plain Redis command), is sent the reply, and returns the result. ``Scheduler`` and ``AsyncScheduler``
+only drive it, so both behave alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from roq import _functions as f
+from roq._keys import keys_of
+from roq._verify import broken_invariants
+from roq.config import RunConfig
+from roq.errors import StateLost, UnknownRun
+from roq.trajectory import Prefix, Trajectory
+from roq.types import (
+    Batch,
+    BatchGroup,
+    BatchMember,
+    Completion,
+    Grant,
+    Release,
+    Removal,
+    Renewal,
+    Reservation,
+    Status,
+    WeightsRef,
+)
+
+__all__ = ["Call", "Command", "Operation", "Operations"]
+
+T = TypeVar("T")
+
+_FETCH = 128  # payloads read with one command
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call of a library function; the request identity, where the function takes one, is the driver's."""
+
+    function: f.Function
+    values: tuple[str | bytes, ...]
+
+
+class Command(msgspec.Struct, frozen=True):
+    """A plain Redis command that reads."""
+
+    args: tuple[str | bytes | int, ...]
+
+
+Operation = Generator[Call | Command, Any, T]
+
+
+class _GroupRecord(msgspec.Struct):
+    """A group's record as the library keeps it (lua/lib/groups.lua)."""
+
+    group: int
+    ordinal: int
+    v: int
+    members: list[_MemberRecord]
+
+
+class _MemberRecord(msgspec.Struct):
+    state: str
+    v: int = 0
+    reward: float = 0.0
+    tokens: int = 0
+
+
+class _TakeReply(msgspec.Struct):
+    ready: bool
+    version: int = 0
+    replay: bool = False
+    groups: list[_GroupRecord] = []
+
+
+class _ReservationReply(msgspec.Struct):
+    group: int
+    member: int
+    token: int
+    ordinal: int
+    v_traj: int
+    buffer: int
+    slot: int
+    attempt: int
+    worker: str
+    prefix: bool = False
+
+
+class _GrantReply(msgspec.Struct):
+    version: int
+    signal: int
+    ended: bool
+    reservations: list[_ReservationReply] = []
+    refused: Any = None
+
+
+class _Created(msgspec.Struct):
+    created: bool
+
+
+class _Left(msgspec.Struct):
+    left: int
+
+
+class _Retired(msgspec.Struct):
+    retired: list[WeightsRef] = []
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _pairs(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
+    if isinstance(flat, Mapping):
+        return {key.decode(): value.decode() for key, value in flat.items()}
+    return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+
+
+def config_fields(config: RunConfig) -> dict[str, str]:
+    """The configuration as the run keeps it: text, defaults filled in, times in milliseconds."""
+    values: dict[str, object] = msgspec.structs.asdict(config)
+    values["buffer_slots"] = config.slots
+    values["group_candidates"] = config.candidates
+    for seconds, milliseconds in (("lease_s", "lease_ms"), ("stuck_timeout_s", "stuck_timeout_ms")):
+        value = values.pop(seconds)
+        values[milliseconds] = None if value is None else round(float(str(value)) * 1000)
+    return {name: _text(value) for name, value in values.items() if value is not None}
+
+
+def config_from_fields(fields: Mapping[str, str]) -> RunConfig:
+    """The inverse of :func:`config_fields`."""
+    values: dict[str, object] = {k: v for k, v in fields.items() if "." not in k}
+    for seconds, milliseconds in (("lease_s", "lease_ms"), ("stuck_timeout_s", "stuck_timeout_ms")):
+        value = values.pop(milliseconds, None)
+        if value is not None:
+            values[seconds] = float(str(value)) / 1000
+    values["filter_zero_variance"] = values["filter_zero_variance"] == "1"
+    values.setdefault("epochs", None)  # no field means endless, which is not the default
+    return msgspec.convert(values, RunConfig, strict=False)
+
+
+class Operations:
+    """The operations on one run."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.keys = keys_of(run)
+
+    def _ask(self, function: f.Function, reply: type[T], *values: object) -> Operation[T]:
+        answer = yield Call(function, tuple(v if isinstance(v, bytes) else _text(v) for v in values))
+        return msgspec.json.decode(answer, type=reply)
+
+    # -- the run ------------------------------------------------------------------------------------
+
+    def create(
+        self, config: RunConfig, settings: Mapping[str, str] | None, weights: str | None
+    ) -> Operation[bool]:
+        fields = config_fields(config) | dict(settings or {})
+        reply = yield from self._ask(f.CREATE, _Created, json.dumps(fields, sort_keys=True), weights or "")
+        return reply.created
+
+    def _fields(self) -> Operation[dict[str, str]]:
+        fields = _pairs((yield Command(("HGETALL", self.keys["config"]))))
+        if not fields:
+            raise UnknownRun(f"there is no run {self.run!r} on this server; create it first (roq init)")
+        return fields
+
+    def config(self) -> Operation[RunConfig]:
+        return config_from_fields((yield from self._fields()))
+
+    def settings(self) -> Operation[dict[str, str]]:
+        fields = yield from self._fields()
+        return {name: value for name, value in fields.items() if "." in name}
+
+    def pause(self, paused: bool) -> Operation[None]:
+        yield from self._ask(f.PAUSE, dict, paused)
+
+    def status(self) -> Operation[Status]:
+        status = yield from self._ask(f.STATUS, Status)
+        return msgspec.structs.replace(status, run=self.run)
+
+    def verify(self) -> Operation[list[str]]:
+        snapshot = yield Call(f.VERIFY, ())
+        return broken_invariants(snapshot)
+
+    # -- workers ------------------------------------------------------------------------------------
+
+    def reserve(self, worker: str, version: int, limit: int) -> Operation[Grant]:
+        reply = yield from self._ask(f.RESERVE, _GrantReply, worker, version, limit)
+        kept = [r for r in reply.reservations if r.prefix]
+        prefixes: dict[tuple[int, int], Prefix] = {}
+        if kept:
+            names = [f"{r.group}.{r.member}" for r in kept]
+            saved = yield Command(("HMGET", self.keys["prefixes"], *names))
+            prefixes = {
+                (r.group, r.member): Prefix.decode(data)
+                for r, data in zip(kept, saved, strict=True)
+                if data is not None
+            }
+        reservations = [
+            Reservation(
+                group=r.group,
+                member=r.member,
+                token=r.token,
+                ordinal=r.ordinal,
+                v_traj=r.v_traj,
+                buffer=r.buffer,
+                slot=r.slot,
+                attempt=r.attempt,
+                worker=r.worker,
+                prefix=prefixes.get((r.group, r.member)),
+            )
+            for r in reply.reservations
+        ]
+        return Grant(
+            reservations=reservations,
+            refused=reply.refused,
+            version=reply.version,
+            signal=reply.signal,
+            ended=reply.ended,
+        )
+
+    def complete(self, claim: Reservation, payload: Trajectory) -> Operation[Completion]:
+        return self._ask(
+            f.COMPLETE,
+            Completion,
+            claim.group,
+            claim.member,
+            claim.token,
+            claim.worker,
+            payload.reward,
+            len(payload.tokens),
+            payload.segments[0][0],
+            payload.segments[-1][0],
+            payload.encode(),
+        )
+
+    def release(
+        self, claim: Reservation, prefix: Prefix | None, reason: str, error: str | None
+    ) -> Operation[Release]:
+        failed = reason == "error"
+        kept = prefix.encode() if prefix is not None and len(prefix) > 0 else b""
+        why = error or reason
+        return self._ask(
+            f.RELEASE, Release, claim.group, claim.member, claim.token, claim.worker, failed, why, kept
+        )
+
+    def save_prefix(self, claim: Reservation, prefix: Prefix) -> Operation[None]:
+        yield from self._ask(
+            f.SAVE_PREFIX, dict, claim.group, claim.member, claim.token, claim.worker, prefix.encode()
+        )
+
+    def renew(
+        self, worker: str, version: int | None, info: Mapping[str, object] | None, acknowledged: int
+    ) -> Operation[Renewal]:
+        about = "" if info is None else json.dumps(info)
+        return self._ask(f.RENEW, Renewal, worker, "" if version is None else version, about, acknowledged)
+
+    def leave(self, worker: str) -> Operation[None]:
+        while (yield from self._ask(f.LEAVE, _Left, worker)).left > 0:
+            pass
+
+    def pin(self, worker: str, version: int | None) -> Operation[WeightsRef]:
+        return self._ask(f.PIN, WeightsRef, worker, "" if version is None else version)
+
+    def drop(self, group: int, reason: str) -> Operation[Removal]:
+        return self._ask(f.DROP, Removal, group, reason)
+
+    def filter(self, group: int, reason: str) -> Operation[Removal]:
+        return self._ask(f.FILTER, Removal, group, reason)
+
+    # -- the trainer --------------------------------------------------------------------------------
+
+    def take(self, trainer: str, version: int | None) -> Operation[Batch | None]:
+        reply = yield from self._ask(f.TAKE, _TakeReply, trainer, "" if version is None else version)
+        if not reply.ready:
+            return None
+        groups = [
+            BatchGroup(
+                group=record.group,
+                ordinal=record.ordinal,
+                slot=slot,
+                v_traj=record.v,
+                staleness=reply.version - record.v,
+                members=[
+                    BatchMember(member=m, reward=member.reward, tokens=member.tokens, v_traj=member.v)
+                    for m, member in enumerate(record.members, start=1)
+                    if member.state == "complete"
+                ],
+            )
+            for slot, record in enumerate(reply.groups, start=1)
+        ]
+        return Batch(version=reply.version, groups=groups, replay=reply.replay)
+
+    def payloads(self, groups: Sequence[BatchGroup]) -> Operation[list[list[Trajectory]]]:
+        names = [f"{g.group}.{m.member}" for g in groups for m in g.members]
+        data: list[bytes | None] = []
+        for start in range(0, len(names), _FETCH):
+            data += yield Command(("HMGET", self.keys["payloads"], *names[start : start + _FETCH]))
+        missing = [name for name, payload in zip(names, data, strict=True) if payload is None]
+        if missing:
+            raise StateLost(
+                f"the trajectories {', '.join(missing[:8])} are not on the server any more; "
+                "restart the trainer from its newest checkpoint"
+            )
+        found = iter(payload for payload in data if payload is not None)
+        return [[Trajectory.decode(next(found)) for _ in group.members] for group in groups]
+
+    def publish(self, version: int, weights: str, trainer: str) -> Operation[None]:
+        yield from self._ask(f.PUBLISH, dict, trainer, version, weights)
+
+    def checkpointed(self, version: int, trainer: str) -> Operation[None]:
+        while (yield from self._ask(f.CHECKPOINTED, _Left, trainer, version)).left > 0:
+            pass
+
+    def retire_weights(self, trainer: str, keep: int) -> Operation[list[WeightsRef]]:
+        reply = yield from self._ask(f.RETIRE_WEIGHTS, _Retired, trainer, keep)
+        return reply.retired

@@ -1,0 +1,207 @@
+"""What both clients share: request identities, errors, retry policy, checks of the server."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypedDict
+
+import tenacity
+from redis import exceptions as rx
+
+from roq import _library
+from roq._operations import Call, Command, Operations
+from roq.errors import CODES, ConfigError, RoqError, ServerUnavailable, UnsuitableServer
+
+__all__ = [
+    "BLOCK_S",
+    "LANES",
+    "LIBRARY_MISSING",
+    "SOCKET_TIMEOUT_S",
+    "Lanes",
+    "Stats",
+    "check_version",
+    "newest_signal",
+    "replace_library",
+    "retry_policy",
+    "translate",
+    "wire",
+]
+
+log = logging.getLogger("roq")
+
+LANES = 64  # as in lua/lib/replies.lua
+SOCKET_TIMEOUT_S = 5.0
+BLOCK_S = 2.0  # one blocking read; shorter than the socket's timeout
+
+# Error classes that pass by themselves: the server is away, loading, failing over or full.
+_TRANSIENT = (
+    rx.ConnectionError,
+    rx.TimeoutError,
+    rx.BusyLoadingError,
+    rx.ReadOnlyError,
+    rx.ClusterDownError,
+    rx.MasterDownError,
+    rx.TryAgainError,
+    rx.OutOfMemoryError,
+)
+LIBRARY_MISSING = "unction not found"  # the start of this text differs between servers
+
+
+class Stats:
+    """Client time spent in scheduler calls; waiting for signals is not counted.
+
+    Attributes:
+        calls: calls made.
+        seconds: wall time of them.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one call."""
+        self.calls += 1
+        self.seconds += seconds
+
+
+class Lane:
+    """One call at a time: its number and the number of its current call."""
+
+    __slots__ = ("number", "sequence")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.sequence = 0
+
+
+class Lanes:
+    """A client's lanes (lua/lib/replies.lua). A lane is held for one call, retries included."""
+
+    def __init__(self) -> None:
+        self.client = uuid.uuid4().hex
+        self._lock = threading.Lock()
+        self._free: list[Lane] = []
+        self._made = 0
+
+    @contextmanager
+    def hold(self) -> Iterator[str]:
+        """The identity of a new call. The caller keeps at most ``LANES`` calls in flight."""
+        with self._lock:
+            if self._free:
+                lane = self._free.pop()
+            else:
+                self._made += 1
+                lane = Lane(self._made)
+        lane.sequence += 1
+        try:
+            yield f"{self.client} {lane.number} {lane.sequence}"
+        finally:
+            with self._lock:
+                self._free.append(lane)
+
+
+def wire(operations: Operations, command: Call | Command, request: str) -> tuple[str | bytes | int, ...]:
+    """The Redis command for an operation's step."""
+    if isinstance(command, Command):
+        return command.args
+    function = command.function
+    keys = operations.keys.values()
+    return (
+        "FCALL_RO" if function.reads else "FCALL",
+        f"roq_{function.name}",
+        len(keys),
+        *keys,
+        *((request,) if function.once else ()),
+        *command.values,
+    )
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same call may succeed later."""
+    if isinstance(error, rx.AuthenticationError | rx.AuthorizationError):
+        return False
+    return isinstance(error, _TRANSIENT)
+
+
+def translate(error: Exception, url: str) -> RoqError:
+    """The roq error for a redis-py one."""
+    message = str(error)
+    code, _, sentence = message.partition(" ")
+    if code in CODES:
+        return CODES[code](sentence)
+    if is_transient(error):
+        return ServerUnavailable(f"Redis at {url} stayed out of reach: {message}")
+    if isinstance(error, rx.AuthenticationError | rx.NoPermissionError | rx.AuthorizationError):
+        return ConfigError(f"Redis at {url} refused the login or the command: {message}; check the URL's user")
+    return RoqError(f"Redis at {url} failed: {message}")
+
+
+class Policy(TypedDict):
+    """Arguments of tenacity's ``Retrying`` and ``AsyncRetrying``."""
+
+    retry: tenacity.retry_if_exception
+    wait: Any
+    stop: Any
+    before_sleep: Any
+    reraise: bool
+
+
+def retry_policy(url: str, retry_s: float | None) -> Policy:
+    """Back off with jitter for at most ``retry_s`` seconds (None: for ever), saying what is waited for."""
+    said = 0.0
+
+    def say(state: tenacity.RetryCallState) -> None:
+        nonlocal said
+        elapsed = state.seconds_since_start or 0.0
+        if elapsed - said >= 5.0 or state.attempt_number == 1:
+            said = elapsed
+            error = state.outcome.exception() if state.outcome else None
+            log.warning("waiting for Redis at %s since %.0f s: %s", url, elapsed, error)
+
+    return {
+        "retry": tenacity.retry_if_exception(is_transient),
+        "wait": tenacity.wait_random_exponential(multiplier=0.05, max=2.0),
+        "stop": tenacity.stop_never if retry_s is None else tenacity.stop_after_delay(retry_s),
+        "before_sleep": say,
+        "reraise": True,
+    }
+
+
+def replace_library(loaded: str | None) -> bool:
+    """Whether our library must be loaded over what the server has.
+
+    Raises:
+        UnsuitableServer: the server has a newer library than this client understands.
+    """
+    if loaded is None:
+        return True
+    older = _library.older_than_ours(loaded)
+    if older is False:
+        raise UnsuitableServer(
+            f"the server has roq library {loaded}, this client brings {_library.version()}; upgrade this client"
+        )
+    return older is True
+
+
+def check_version(info: dict[str, Any]) -> None:
+    """Refuse a server without functions.
+
+    Raises:
+        UnsuitableServer: it is older than Redis 7.0 or Valkey 7.2.
+    """
+    version = str(info.get("redis_version", "0"))
+    if int(version.split(".")[0]) < 7:
+        raise UnsuitableServer(f"this is Redis {version}; roq needs Redis 7.0 or Valkey 7.2, or newer")
+
+def newest_signal(reply: Any) -> int:
+    """The number of the newest signal in an XREAD reply (a dict under RESP3, a list under RESP2)."""
+    streams = list(reply.values()) if isinstance(reply, dict) else [entries for _, entries in reply]
+    entries = streams[0]
+    while isinstance(entries[-1], list) and isinstance(entries[-1][0], list | tuple):
+        entries = entries[-1]
+    return int(entries[-1][0].split(b"-")[0])

@@ -1,0 +1,249 @@
+"""The asynchronous client: the methods of :class:`roq.Scheduler`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import redis.asyncio as redis
+import tenacity
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+
+from roq import _functions, _library
+from roq._operations import Command, Operation, Operations
+from roq._session import (
+    BLOCK_S,
+    LANES,
+    LIBRARY_MISSING,
+    SOCKET_TIMEOUT_S,
+    Lanes,
+    Stats,
+    check_version,
+    newest_signal,
+    replace_library,
+    retry_policy,
+    translate,
+    wire,
+)
+from roq.config import RunConfig
+from roq.errors import ConfigError
+from roq.trajectory import Prefix, Trajectory
+from roq.types import (
+    Batch,
+    BatchGroup,
+    Completion,
+    Grant,
+    Release,
+    Removal,
+    Renewal,
+    Reservation,
+    Status,
+    WeightsRef,
+)
+
+__all__ = ["AsyncScheduler"]
+
+T = TypeVar("T")
+
+
+class AsyncScheduler:
+    """A run on a Redis server, for asyncio. Arguments, results and errors are those of ``Scheduler``."""
+
+    def __init__(self, url: str, run: str, *, retry_s: float | None = 60.0) -> None:
+        self.url = url
+        self.run = run
+        self.stats = Stats()
+        self._operations = Operations(run)
+        self._lanes = Lanes()
+        self._concurrency = asyncio.Semaphore(LANES)
+        self._policy = lambda: retry_policy(url, retry_s)
+        self._acknowledged: dict[str, int] = {}
+        self._checked = False
+        try:
+            self._redis: redis.Redis = redis.Redis.from_url(
+                url,
+                retry=Retry(NoBackoff(), 0),
+                socket_timeout=SOCKET_TIMEOUT_S,
+                socket_connect_timeout=SOCKET_TIMEOUT_S,
+            )
+        except ValueError as error:
+            raise ConfigError(f"{url!r} is not a Redis URL: {error}") from None
+
+    async def aclose(self) -> None:
+        """Close the connections. Nothing on the server changes."""
+        await self._redis.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # -- the wire -----------------------------------------------------------------------------------
+
+    async def _ensure_library(self) -> None:
+        check_version(await self._redis.info("server"))
+        loaded: str | None = None
+        try:
+            name = f"roq_{_functions.VERSION.name}"
+            loaded = (await self._redis.execute_command("FCALL_RO", name, 0)).decode()
+        except ResponseError as error:
+            if LIBRARY_MISSING not in str(error):
+                raise
+        if replace_library(loaded):
+            await self._redis.execute_command("FUNCTION", "LOAD", "REPLACE", _library.source())
+        self._checked = True
+
+    async def _exchange(self, args: tuple[Any, ...]) -> Any:
+        if not self._checked:
+            await self._ensure_library()
+        try:
+            return await self._redis.execute_command(*args)
+        except ResponseError as error:
+            if LIBRARY_MISSING not in str(error):
+                raise
+        await self._ensure_library()
+        return await self._redis.execute_command(*args)
+
+    async def _run(self, operation: Operation[T]) -> T:
+        """Drive an operation: send what it yields, with retries, until it returns."""
+        started = time.perf_counter()
+        answer: Any = None
+        try:
+            while True:
+                command = operation.send(answer)
+                async with self._concurrency:
+                    with self._lanes.hold() as request:
+                        args = wire(self._operations, command, request)
+                        answer = await tenacity.AsyncRetrying(**self._policy())(self._exchange, args)
+        except StopIteration as done:
+            return done.value
+        except RedisError as error:
+            raise translate(error, self.url) from error
+        finally:
+            self.stats.add(time.perf_counter() - started)
+
+    # -- the run ------------------------------------------------------------------------------------
+
+    async def create(
+        self, config: RunConfig, *, settings: Mapping[str, str] | None = None, weights: str | None = None
+    ) -> bool:
+        """As :meth:`Scheduler.create`."""
+        return await self._run(self._operations.create(config, settings, weights))
+
+    async def config(self) -> RunConfig:
+        """As :meth:`Scheduler.config`."""
+        return await self._run(self._operations.config())
+
+    async def settings(self) -> dict[str, str]:
+        """As :meth:`Scheduler.settings`."""
+        return await self._run(self._operations.settings())
+
+    async def pause(self) -> None:
+        """As :meth:`Scheduler.pause`."""
+        await self._run(self._operations.pause(True))
+
+    async def resume(self) -> None:
+        """As :meth:`Scheduler.resume`."""
+        await self._run(self._operations.pause(False))
+
+    async def status(self) -> Status:
+        """As :meth:`Scheduler.status`."""
+        return await self._run(self._operations.status())
+
+    async def verify(self) -> list[str]:
+        """As :meth:`Scheduler.verify`."""
+        return await self._run(self._operations.verify())
+
+    async def wait(self, signal: int, timeout_s: float) -> int:
+        """As :meth:`Scheduler.wait`."""
+        deadline = time.monotonic() + timeout_s
+        key = self._operations.keys["signals"]
+        while (left := deadline - time.monotonic()) > 0:
+            block = max(1, round(min(left, BLOCK_S) * 1000))
+            command = Command(("XREAD", "BLOCK", block, "STREAMS", key, f"{signal}-0"))
+            try:
+                reply = await tenacity.AsyncRetrying(**self._policy())(self._exchange, command.args)
+            except RedisError as error:
+                raise translate(error, self.url) from error
+            if reply:
+                return newest_signal(reply)
+        return signal
+
+    # -- workers ------------------------------------------------------------------------------------
+
+    async def reserve(self, worker: str, version: int, limit: int) -> Grant:
+        """As :meth:`Scheduler.reserve`."""
+        return await self._run(self._operations.reserve(worker, version, limit))
+
+    async def complete(self, reservation: Reservation, payload: Trajectory) -> Completion:
+        """As :meth:`Scheduler.complete`."""
+        return await self._run(self._operations.complete(reservation, payload))
+
+    async def release(
+        self,
+        reservation: Reservation,
+        prefix: Prefix | None = None,
+        reason: str = "detach",
+        error: str | None = None,
+    ) -> Release:
+        """As :meth:`Scheduler.release`."""
+        return await self._run(self._operations.release(reservation, prefix, reason, error))
+
+    async def save_prefix(self, reservation: Reservation, prefix: Prefix) -> None:
+        """As :meth:`Scheduler.save_prefix`."""
+        await self._run(self._operations.save_prefix(reservation, prefix))
+
+    async def renew(
+        self, worker: str, version: int | None = None, info: Mapping[str, object] | None = None
+    ) -> Renewal:
+        """As :meth:`Scheduler.renew`."""
+        acknowledged = self._acknowledged.get(worker, 0)
+        renewal = await self._run(self._operations.renew(worker, version, info, acknowledged))
+        self._acknowledged[worker] = renewal.acknowledge
+        return renewal
+
+    async def leave(self, worker: str) -> None:
+        """As :meth:`Scheduler.leave`."""
+        await self._run(self._operations.leave(worker))
+
+    async def pin(self, worker: str, version: int | None = None) -> WeightsRef:
+        """As :meth:`Scheduler.pin`."""
+        return await self._run(self._operations.pin(worker, version))
+
+    async def drop(self, group: int, reason: str) -> Removal:
+        """As :meth:`Scheduler.drop`."""
+        return await self._run(self._operations.drop(group, reason))
+
+    async def filter(self, group: int, reason: str) -> Removal:
+        """As :meth:`Scheduler.filter`."""
+        return await self._run(self._operations.filter(group, reason))
+
+    # -- the trainer --------------------------------------------------------------------------------
+
+    async def take(self, trainer: str, version: int | None = None) -> Batch | None:
+        """As :meth:`Scheduler.take`."""
+        return await self._run(self._operations.take(trainer, version))
+
+    async def payloads(self, groups: Sequence[BatchGroup]) -> list[list[Trajectory]]:
+        """As :meth:`Scheduler.payloads`."""
+        return await self._run(self._operations.payloads(groups))
+
+    async def publish(self, version: int, weights: str, trainer: str) -> None:
+        """As :meth:`Scheduler.publish`."""
+        await self._run(self._operations.publish(version, weights, trainer))
+
+    async def checkpointed(self, version: int, trainer: str) -> None:
+        """As :meth:`Scheduler.checkpointed`."""
+        await self._run(self._operations.checkpointed(version, trainer))
+
+    async def retire_weights(self, trainer: str, keep: int) -> list[WeightsRef]:
+        """As :meth:`Scheduler.retire_weights`."""
+        return await self._run(self._operations.retire_weights(trainer, keep))

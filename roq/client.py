@@ -1,0 +1,348 @@
+"""The scheduler's client: every call is one function of the library inside Redis."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import redis
+import tenacity
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from roq import _functions, _library
+from roq._operations import Command, Operation, Operations
+from roq._session import (
+    BLOCK_S,
+    LANES,
+    LIBRARY_MISSING,
+    SOCKET_TIMEOUT_S,
+    Lanes,
+    Stats,
+    check_version,
+    newest_signal,
+    replace_library,
+    retry_policy,
+    translate,
+    wire,
+)
+from roq.config import RunConfig
+from roq.errors import ConfigError
+from roq.trajectory import Prefix, Trajectory
+from roq.types import (
+    Batch,
+    BatchGroup,
+    Completion,
+    Grant,
+    Release,
+    Removal,
+    Renewal,
+    Reservation,
+    Status,
+    WeightsRef,
+)
+
+__all__ = ["Scheduler"]
+
+T = TypeVar("T")
+
+
+class Scheduler:
+    """A run on a Redis server. Safe to share between threads.
+
+    Lost connections are retried with back-off for ``retry_s`` seconds (None: for ever); a retried call
+    has one effect. :class:`AsyncScheduler` has the same methods, awaited.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix:///path/to.sock``.
+        run: the run's name.
+        retry_s: how long to wait for a server that is away.
+
+    Raises:
+        ConfigError: the URL cannot be understood.
+        ServerUnavailable: (any call) the server stayed away for ``retry_s``.
+        UnsuitableServer: (any call) the server is too old, or its library newer than this client.
+        UnknownRun: (any call but ``create``) the run was not created.
+    """
+
+    def __init__(self, url: str, run: str, *, retry_s: float | None = 60.0) -> None:
+        self.url = url
+        self.run = run
+        self.stats = Stats()
+        self._operations = Operations(run)
+        self._lanes = Lanes()
+        self._concurrency = threading.BoundedSemaphore(LANES)
+        self._policy = lambda: retry_policy(url, retry_s)
+        self._acknowledged: dict[str, int] = {}
+        self._checked = False
+        try:
+            self._redis: redis.Redis = redis.Redis.from_url(
+                url,
+                retry=Retry(NoBackoff(), 0),
+                socket_timeout=SOCKET_TIMEOUT_S,
+                socket_connect_timeout=SOCKET_TIMEOUT_S,
+            )
+        except ValueError as error:
+            raise ConfigError(f"{url!r} is not a Redis URL: {error}") from None
+
+    def close(self) -> None:
+        """Close the connections. Nothing on the server changes."""
+        self._redis.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- the wire -----------------------------------------------------------------------------------
+
+    def _ensure_library(self) -> None:
+        check_version(self._redis.info("server"))
+        loaded: str | None = None
+        try:
+            loaded = self._redis.execute_command("FCALL_RO", f"roq_{_functions.VERSION.name}", 0).decode()
+        except redis.ResponseError as error:
+            if LIBRARY_MISSING not in str(error):
+                raise
+        if replace_library(loaded):
+            self._redis.execute_command("FUNCTION", "LOAD", "REPLACE", _library.source())
+        self._checked = True
+
+    def _exchange(self, args: tuple[Any, ...]) -> Any:
+        if not self._checked:
+            self._ensure_library()
+        try:
+            return self._redis.execute_command(*args)
+        except redis.ResponseError as error:
+            if LIBRARY_MISSING not in str(error):
+                raise
+        self._ensure_library()
+        return self._redis.execute_command(*args)
+
+    def _run(self, operation: Operation[T]) -> T:
+        """Drive an operation: send what it yields, with retries, until it returns."""
+        started = time.perf_counter()
+        answer: Any = None
+        try:
+            while True:
+                command = operation.send(answer)
+                with self._concurrency, self._lanes.hold() as request:
+                    args = wire(self._operations, command, request)
+                    answer = tenacity.Retrying(**self._policy())(self._exchange, args)
+        except StopIteration as done:
+            return done.value
+        except redis.RedisError as error:
+            raise translate(error, self.url) from error
+        finally:
+            self.stats.add(time.perf_counter() - started)
+
+    # -- the run ------------------------------------------------------------------------------------
+
+    def create(
+        self, config: RunConfig, *, settings: Mapping[str, str] | None = None, weights: str | None = None
+    ) -> bool:
+        """Create the run, or confirm that it exists with this configuration; True when it is new.
+
+        Args:
+            config: what the scheduler enforces.
+            settings: further facts to keep with the run; their names must hold a dot.
+            weights: location of the weights of version 0.
+
+        Raises:
+            ConfigMismatch: it exists with another configuration; the differing keys are named.
+        """
+        return self._run(self._operations.create(config, settings, weights))
+
+    def config(self) -> RunConfig:
+        """The configuration that the run was created with, defaults filled in."""
+        return self._run(self._operations.config())
+
+    def settings(self) -> dict[str, str]:
+        """The further facts that were stored at creation."""
+        return self._run(self._operations.settings())
+
+    def pause(self) -> None:
+        """Stop admitting new prompts; what is admitted goes on."""
+        self._run(self._operations.pause(True))
+
+    def resume(self) -> None:
+        """Admit new prompts again."""
+        self._run(self._operations.pause(False))
+
+    def status(self) -> Status:
+        """One consistent picture of the run."""
+        return self._run(self._operations.status())
+
+    def verify(self) -> list[str]:
+        """The broken invariants of the run, one sentence each; empty when all hold."""
+        return self._run(self._operations.verify())
+
+    def wait(self, signal: int, timeout_s: float) -> int:
+        """Sleep until something changed after ``signal`` or the time is up; returns the newest signal.
+
+        What counts: a READY buffer, published weights, room for work. Not counted in ``stats``.
+        """
+        deadline = time.monotonic() + timeout_s
+        key = self._operations.keys["signals"]
+        while (left := deadline - time.monotonic()) > 0:
+            block = max(1, round(min(left, BLOCK_S) * 1000))
+            command = Command(("XREAD", "BLOCK", block, "STREAMS", key, f"{signal}-0"))
+            try:
+                reply = tenacity.Retrying(**self._policy())(self._exchange, command.args)
+            except redis.RedisError as error:
+                raise translate(error, self.url) from error
+            if reply:
+                return newest_signal(reply)
+        return signal
+
+    # -- workers ------------------------------------------------------------------------------------
+
+    def reserve(self, worker: str, version: int, limit: int) -> Grant:
+        """Ask for up to ``limit`` trajectories to generate.
+
+        Args:
+            worker: unique for each process start; its lease is extended.
+            version: the weights version that the engine really has loaded.
+            limit: places that the engine has free now.
+        """
+        return self._run(self._operations.reserve(worker, version, limit))
+
+    def complete(self, reservation: Reservation, payload: Trajectory) -> Completion:
+        """Hand in a finished trajectory.
+
+        Raises:
+            Fenced: the claim was superseded; drop the work.
+            Invalid: a segment is older than the claim or newer than what is published.
+        """
+        return self._run(self._operations.complete(reservation, payload))
+
+    def release(
+        self,
+        reservation: Reservation,
+        prefix: Prefix | None = None,
+        reason: str = "detach",
+        error: str | None = None,
+    ) -> Release:
+        """Give a claim back unfinished.
+
+        Args:
+            reservation: the claim.
+            prefix: the tokens so far, for another worker to continue.
+            reason: "error" counts against ``max_attempts`` and starts the next attempt clean; anything
+                else does not.
+            error: the error's text, kept for people.
+
+        Raises:
+            Fenced: the claim was superseded.
+        """
+        return self._run(self._operations.release(reservation, prefix, reason, error))
+
+    def save_prefix(self, reservation: Reservation, prefix: Prefix) -> None:
+        """Keep the tokens so far, and the claim.
+
+        Raises:
+            Fenced: the claim was superseded; stop generating.
+        """
+        self._run(self._operations.save_prefix(reservation, prefix))
+
+    def renew(
+        self, worker: str, version: int | None = None, info: Mapping[str, object] | None = None
+    ) -> Renewal:
+        """A worker's heartbeat: extend the lease of everything it holds, and registers it.
+
+        Args:
+            worker: who.
+            version: the weights version it has loaded.
+            info: what it says of itself, shown in the status.
+        """
+        acknowledged = self._acknowledged.get(worker, 0)
+        renewal = self._run(self._operations.renew(worker, version, info, acknowledged))
+        self._acknowledged[worker] = renewal.acknowledge
+        return renewal
+
+    def leave(self, worker: str) -> None:
+        """The worker goes; claims it still holds are issued to others."""
+        self._run(self._operations.leave(worker))
+
+    def pin(self, worker: str, version: int | None = None) -> WeightsRef:
+        """Protect a version's files (default: the newest) while this worker loads and uses them.
+
+        Raises:
+            UnknownWeights: they are not registered, or were retired.
+        """
+        return self._run(self._operations.pin(worker, version))
+
+    def drop(self, group: int, reason: str) -> Removal:
+        """Take an unfinished group out of the run.
+
+        Raises:
+            NotReady: it is finished or in training.
+            Fenced: it has left the run.
+        """
+        return self._run(self._operations.drop(group, reason))
+
+    def filter(self, group: int, reason: str) -> Removal:
+        """Take a finished group out of the run.
+
+        Raises:
+            NotReady: it is unfinished or in training.
+            Fenced: it has left the run.
+        """
+        return self._run(self._operations.filter(group, reason))
+
+    # -- the trainer --------------------------------------------------------------------------------
+
+    def take(self, trainer: str, version: int | None = None) -> Batch | None:
+        """The batch for the next update, or None while it is not READY.
+
+        Args:
+            trainer: unique for each process start; a new one takes over and fences the old.
+            version: updates that the trainer's weights have had (default: the published version). When
+                it is older, the batch trained then is handed out again.
+
+        Raises:
+            RunEnded: all steps are trained, or the prompts cannot fill another batch.
+            Fenced: another trainer has taken over.
+            StateLost: the trainer is ahead of the server, or behind what it keeps.
+        """
+        return self._run(self._operations.take(trainer, version))
+
+    def payloads(self, groups: Sequence[BatchGroup]) -> list[list[Trajectory]]:
+        """The trajectories of some groups of a batch, by group and member.
+
+        Raises:
+            StateLost: they are not on the server any more.
+        """
+        return self._run(self._operations.payloads(groups))
+
+    def publish(self, version: int, weights: str, trainer: str) -> None:
+        """Announce weights whose files are complete. Harmless to repeat.
+
+        Raises:
+            NotReady: the batch of this update was not taken.
+            Fenced: another trainer has taken over.
+        """
+        self._run(self._operations.publish(version, weights, trainer))
+
+    def checkpointed(self, version: int, trainer: str) -> None:
+        """Announce a durable checkpoint; earlier batches are freed.
+
+        Raises:
+            NotReady: the version is not published.
+            Fenced: another trainer has taken over.
+        """
+        self._run(self._operations.checkpointed(version, trainer))
+
+    def retire_weights(self, trainer: str, keep: int) -> list[WeightsRef]:
+        """Unregister weights that nobody needs, all but the ``keep`` newest; then delete their files.
+
+        Raises:
+            Fenced: another trainer has taken over.
+        """
+        return self._run(self._operations.retire_weights(trainer, keep))

@@ -1,0 +1,322 @@
+"""The configuration of a job: one strict TOML file.
+
+``[protocol]`` is what the scheduler enforces (:class:`RunConfig`); the other sections say what
+workers and the trainer do. ``roq init`` stores all of it with the run in Redis, so a worker needs
+only the server's URL and the run's name. An unknown key is an error that names the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from roq.errors import ConfigError
+
+__all__ = ["Data", "Job", "Model", "Reward", "Rollout", "Run", "RunConfig", "Server", "Training", "load_job"]
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the scheduler enforces for a run; fixed when the run is created.
+
+    Attributes:
+        eta: maximum staleness: a group is trained in a buffer ``b <= v_traj + eta``.
+        batch_size: groups in a training batch (B).
+        group_size: trajectories of one prompt in a group (G); 1 is plain trajectories.
+        buffer_slots: slots of a buffer (S >= B); None means ``batch_size``.
+        group_candidates: candidates generated for a group (G' >= G); None means ``group_size``.
+        prompts: prompts in the data set; None means an endless supply of ordinals.
+        epochs: passes over the data set; None repeats it for ever.
+        total_steps: end the run after so many updates; None means no such end.
+        lease_s: a worker that is silent for so long loses its claims.
+        max_attempts: issues of one member before its prompt is dead-lettered.
+        on_drop: what happens to a dropped prompt.
+        filter_zero_variance: drop finished groups whose rewards are all equal (dynamic sampling).
+        stuck_timeout_s: drop the nearest buffer's unfinished groups after waiting so long; None never.
+        max_inflight: cap on trajectories leased out at once over all workers.
+        max_payload_bytes: admission stops while this much trajectory data is in Redis.
+        event_log: transitions kept in the run's event stream.
+    """
+
+    eta: NonNegative
+    batch_size: Annotated[int, Meta(ge=1, le=4096)]
+    group_size: Annotated[int, Meta(ge=1, le=256)] = 1
+    buffer_slots: Annotated[int, Meta(ge=1, le=8192)] | None = None
+    group_candidates: Annotated[int, Meta(ge=1, le=512)] | None = None
+    prompts: Positive | None = None
+    epochs: Positive | None = 1
+    total_steps: Positive | None = None
+    lease_s: Annotated[float, Meta(ge=0.05, le=86400)] = 30.0
+    max_attempts: Positive = 8
+    on_drop: Literal["requeue", "discard"] = "requeue"
+    filter_zero_variance: bool = False
+    stuck_timeout_s: Seconds | None = None
+    max_inflight: Positive | None = None
+    max_payload_bytes: Positive | None = None
+    event_log: Annotated[int, Meta(ge=100)] = 100_000
+
+    def __post_init__(self) -> None:
+        if self.buffer_slots is not None and self.buffer_slots < self.batch_size:
+            raise ValueError(f"buffer_slots = {self.buffer_slots} must be at least batch_size = {self.batch_size}")
+        if self.group_candidates is not None and self.group_candidates < self.group_size:
+            raise ValueError(
+                f"group_candidates = {self.group_candidates} must be at least group_size = {self.group_size}"
+            )
+        if self.filter_zero_variance and self.group_size == 1:
+            raise ValueError("filter_zero_variance needs group_size >= 2: one trajectory has no variance")
+
+    @property
+    def slots(self) -> int:
+        """Slots of a buffer (S)."""
+        return self.batch_size if self.buffer_slots is None else self.buffer_slots
+
+    @property
+    def candidates(self) -> int:
+        """Candidates of a group (G')."""
+        return self.group_size if self.group_candidates is None else self.group_candidates
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[run]``: the run's name, seed and folder (weights, checkpoints, logs, the embedded server's data)."""
+
+    name: str
+    dir: str
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not RUN_NAME.fullmatch(self.name):
+            raise ValueError(f"name = {self.name!r} must be letters, digits, '.', '_' or '-', at most 64")
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[redis]``: ``url`` of the server; without it ``roq up`` starts its own in the run's folder."""
+
+    url: str | None = None
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[model]``: ``path`` is a Hugging Face folder or hub name; ``dtype`` serves both engines."""
+
+    path: str
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[data]``: prompts from a file or from a reasoning-gym data set.
+
+    Attributes:
+        file: JSONL or parquet with a prompt and an answer per row; or
+        dataset: the name of a reasoning-gym data set, of ``size`` items made from ``seed``, with its
+            own settings in ``settings``.
+        prompt_field, answer_field: the columns of ``file``.
+        template: how the prompt text is made from the question; must hold ``{prompt}``.
+        chat: apply the tokenizer's chat template to it as one user turn.
+        shuffle: shuffle every epoch by (run seed, epoch).
+        max_prompt_tokens: longer prompts are refused at ``roq init``.
+    """
+
+    file: str | None = None
+    dataset: str | None = None
+    size: Positive = 1000
+    seed: int = 0
+    settings: dict[str, Any] = {}
+    prompt_field: str = "prompt"
+    answer_field: str = "answer"
+    template: str = "{prompt}"
+    chat: bool = False
+    shuffle: bool = True
+    max_prompt_tokens: Positive = 1024
+
+    def __post_init__(self) -> None:
+        if (self.file is None) == (self.dataset is None):
+            raise ValueError("give either file = \"…jsonl\" or dataset = \"…\" (a reasoning-gym name)")
+        if "{prompt}" not in self.template:
+            raise ValueError(f"template = {self.template!r} must hold {{prompt}}")
+
+
+class Reward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[reward]``: ``function`` is ``module:function``, run in ``processes`` processes of its own.
+
+    It is called as ``function(item, response)`` with the data row (a dict) and the response text, and
+    returns a float. A call that raises or exceeds ``timeout_s`` fails the attempt; it is not a reward of 0.
+    """
+
+    function: str = "roq.rewards:reasoning_gym"
+    timeout_s: Seconds = 10.0
+    processes: Positive = 1
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.]+:\w+", self.function):
+            raise ValueError(f"function = {self.function!r} must look like module:function")
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[rollout]``: what each vLLM worker does.
+
+    Attributes:
+        workers: worker processes that ``roq up`` starts.
+        max_concurrency: trajectories that one engine runs at once.
+        max_tokens: longest response, in tokens.
+        temperature: sampling temperature; log-probs are taken after it.
+        top_p, top_k: leave at 1.0 and 0. Anything else biases the log-probs and is refused unless
+            ``allow_truncated_sampling`` is set.
+        stop: strings that end a response, beside the tokenizer's end token.
+        kv_on_swap: after new weights, "recompute" the KV cache of what is in flight, or "keep" the old.
+        save_prefix_every_s: how often long responses save their tokens so far; None only at a detach.
+        drain_s: how long a worker may take to hand its work back after SIGTERM.
+        engine: further vLLM engine arguments, passed on unchanged.
+    """
+
+    workers: Positive = 1
+    max_concurrency: Positive = 64
+    max_tokens: Positive = 1024
+    temperature: Annotated[float, Meta(gt=0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: NonNegative = 0
+    allow_truncated_sampling: bool = False
+    stop: list[str] = []
+    kv_on_swap: Literal["recompute", "keep"] = "recompute"
+    save_prefix_every_s: Seconds | None = None
+    drain_s: Seconds = 10.0
+    engine: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        if (self.top_p != 1.0 or self.top_k != 0) and not self.allow_truncated_sampling:
+            raise ValueError(
+                "top_p and top_k renormalise the log-probs, so importance ratios are wrong; "
+                "set allow_truncated_sampling = true if you want that"
+            )
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[trainer]``: the Megatron training process.
+
+    Attributes:
+        tensor_parallel, pipeline_parallel, data_parallel: the ranks torchrun starts are their product.
+        lr, weight_decay, adam_beta1, adam_beta2, grad_clip: the optimizer.
+        clip_low, clip_high: PPO ratio clip, ``1 - clip_low`` to ``1 + clip_high``.
+        importance_cap: truncation of the trainer/engine importance weight (truncated importance sampling).
+        normalize_advantage: divide a group's advantages by the standard deviation of its rewards.
+        micro_batch_size: sequences in one forward pass.
+        max_seq_tokens: longest prompt + response that the trainer accepts.
+        checkpoint_every: updates between checkpoints.
+        keep_checkpoints: complete checkpoints kept on disk.
+        keep_weights: newest published weights kept even if no worker needs them.
+        worker_timeout_s: exit with an error when no live worker was seen for so long.
+        progress_timeout_s: exit with an error when the awaited batch made no progress for so long.
+    """
+
+    tensor_parallel: Positive = 1
+    pipeline_parallel: Positive = 1
+    data_parallel: Positive = 1
+    lr: Annotated[float, Meta(gt=0)] = 1e-6
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    adam_beta1: Fraction = 0.9
+    adam_beta2: Fraction = 0.95
+    grad_clip: Annotated[float, Meta(ge=0)] = 1.0
+    clip_low: Fraction = 0.2
+    clip_high: Annotated[float, Meta(ge=0)] = 0.28
+    importance_cap: Annotated[float, Meta(gt=0)] = 2.0
+    normalize_advantage: bool = True
+    micro_batch_size: Positive = 8
+    max_seq_tokens: Positive = 2048
+    checkpoint_every: Positive = 10
+    keep_checkpoints: Positive = 2
+    keep_weights: Positive = 2
+    worker_timeout_s: Seconds = 300.0
+    progress_timeout_s: Seconds = 1800.0
+
+    @property
+    def ranks(self) -> int:
+        """Training processes in all."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file. Paths in it are taken relative to the file and made absolute by :func:`load_job`."""
+
+    run: Run
+    protocol: RunConfig
+    model: Model
+    data: Data
+    reward: Reward = Reward()
+    rollout: Rollout = Rollout()
+    trainer: Training = Training()
+    redis: Server = Server()
+
+
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "run": Run,
+    "protocol": RunConfig,
+    "model": Model,
+    "data": Data,
+    "reward": Reward,
+    "rollout": Rollout,
+    "trainer": Training,
+    "redis": Server,
+}
+
+
+def _refuse_unknown(path: Path, table: dict[str, Any], valid: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key not in valid:
+            near = difflib.get_close_matches(key, valid, n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; valid keys are {', '.join(valid)}"
+            raise ConfigError(f"{path}: unknown key {key!r} in {where}{hint}")
+
+
+def _absolute(base: Path, value: str) -> str:
+    path = Path(value).expanduser()
+    return str(path if path.is_absolute() else (base / path).resolve())
+
+
+def load_job(path: str | Path) -> Job:
+    """Read and check a job file.
+
+    Raises:
+        ConfigError: the file is missing, is not TOML, or holds a key or value that cannot work.
+    """
+    path = Path(path)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    _refuse_unknown(path, table, tuple(_SECTIONS), "the file")
+    for name, section in _SECTIONS.items():
+        part = table.get(name, {})
+        if not isinstance(part, dict):
+            raise ConfigError(f"{path}: [{name}] must be a table")
+        _refuse_unknown(path, part, section.__struct_fields__, f"[{name}]")
+    try:
+        job = msgspec.convert(table, Job)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {_plain(str(error))}") from None
+    base = path.resolve().parent
+    model = job.model.path
+    looks_local = model.startswith((".", "/", "~")) or (base / model).exists()
+    return msgspec.structs.replace(
+        job,
+        run=msgspec.structs.replace(job.run, dir=_absolute(base, job.run.dir)),
+        model=msgspec.structs.replace(job.model, path=_absolute(base, model) if looks_local else model),
+        data=job.data if job.data.file is None else msgspec.structs.replace(job.data, file=_absolute(base, job.data.file)),
+    )
+
+
+def _plain(message: str) -> str:
+    """msgspec's message with its JSON path written as a TOML key."""
+    match = re.fullmatch(r"(.*) - at `\$\.?(.*)`", message)
+    return f"{match[2]}: {match[1]}" if match and match[2] else message.removesuffix(" - at `$`")

@@ -1,0 +1,265 @@
+"""The structs that go to and come from the server-side library.
+
+Replies are JSON objects written by the Lua functions and decoded straight into these structs;
+a field that the library leaves out takes its default. Times are the server's, in seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from roq.trajectory import Prefix
+
+__all__ = [
+    "Batch",
+    "BatchGroup",
+    "BatchMember",
+    "BufferStatus",
+    "Cancelled",
+    "Completion",
+    "Grant",
+    "Ledger",
+    "RefusalReason",
+    "Release",
+    "Removal",
+    "Renewal",
+    "Reservation",
+    "SlotStatus",
+    "Status",
+    "WaitingSlot",
+    "WeightsRef",
+    "WorkerStatus",
+]
+
+RefusalReason = Literal["window_full", "inflight_cap", "paused", "exhausted", "bytes", "worker_stale"]
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim on one trajectory of one group, held until its worker's lease runs out.
+
+    Attributes:
+        group: the group's number, unique in the run.
+        member: which of the group's candidates, from 1.
+        token: the fencing token; rises with every issue of this member.
+        ordinal: position of the prompt in the run's prompt order, from 0.
+        v_traj: oldest weights version of any part of the group.
+        buffer, slot: where the group's place is now (it may move later); slots count from 1.
+        attempt: how often this member was issued, this time included.
+        worker: who holds the claim.
+        prefix: the tokens kept from an earlier attempt, or None for a clean start.
+    """
+
+    group: int
+    member: int
+    token: int
+    ordinal: int
+    v_traj: int
+    buffer: int
+    slot: int
+    attempt: int
+    worker: str
+    prefix: Prefix | None = None
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to ``reserve``.
+
+    Attributes:
+        reservations: the claims handed out, possibly fewer than asked for.
+        refused: None, or why there are fewer than asked for.
+        version: the newest published weights version.
+        signal: pass it to ``wait`` to sleep until something changed after this answer.
+        ended: the run is over; nothing will ever be handed out again.
+    """
+
+    reservations: list[Reservation] = []
+    refused: RefusalReason | None = None
+    version: int = 0
+    signal: int = 0
+    ended: bool = False
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to ``complete``.
+
+    ``status`` is "open" (the group waits for other members), "occupied" (the group took its final
+    kind of place, named by ``buffer`` and ``slot``), "filtered" (the group gives no gradient and
+    left) or "surplus" (not needed; nothing was kept). ``ready`` names the buffer that this call made READY.
+    """
+
+    status: Literal["open", "occupied", "filtered", "surplus"]
+    buffer: int | None = None
+    slot: int | None = None
+    ready: int | None = None
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to ``release``: "pending" (another worker will take it) or "dead" (attempts used up)."""
+
+    status: Literal["pending", "dead"]
+
+
+class Removal(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to ``drop`` and ``filter``: what became of the prompt."""
+
+    status: Literal["requeued", "discarded", "filtered", "dead"]
+
+
+class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim that its worker should stop generating."""
+
+    group: int
+    member: int
+    token: int
+    reason: str
+
+
+class Renewal(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to ``renew``.
+
+    Attributes:
+        version: the newest published weights version.
+        cancelled: claims of this worker to stop generating, those lost to an expired lease included;
+            told again until acknowledged.
+        paused: admission is paused.
+        ended: the run is over.
+        acknowledge: internal; the client passes it with the next renewal.
+    """
+
+    version: int
+    cancelled: list[Cancelled] = []
+    paused: bool = False
+    ended: bool = False
+    acknowledge: int = 0
+
+
+class BatchMember(msgspec.Struct, frozen=True, kw_only=True):
+    """One trajectory of a batch: which, its reward, its response length, its oldest version."""
+
+    member: int
+    reward: float
+    tokens: int
+    v_traj: int
+
+
+class BatchGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of a batch; ``staleness`` is the buffer's version minus ``v_traj``."""
+
+    group: int
+    ordinal: int
+    slot: int
+    v_traj: int
+    staleness: int
+    members: list[BatchMember]
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """The groups for the update ``version → version + 1``, in slot order.
+
+    ``replay`` is true when the update was published before and is trained again after a restart.
+    """
+
+    version: int
+    groups: list[BatchGroup]
+    replay: bool = False
+
+
+class WeightsRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered weights version and where its files are."""
+
+    version: int
+    location: str
+
+
+class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A filled slot."""
+
+    buffer: int
+    slot: int
+    state: Literal["reserved", "occupied"]
+    group: int
+
+
+class BufferStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One buffer of the window: counts of its slots and its state."""
+
+    buffer: int
+    occupied: int
+    reserved: int
+    empty: int
+    state: Literal["PENDING", "STUCK", "READY", "TRAINING"]
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker: the version it has loaded, its claims, and when its lease runs out.
+
+    ``info`` is what the worker last said of itself (JSON text), ``error`` its last failure.
+    """
+
+    worker: str
+    version: int | None = None
+    claims: int = 0
+    lease_left_s: float = 0.0
+    since_s: float = 0.0
+    info: str = ""
+    error: str = ""
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """Where every issued prompt is; ``issued`` equals the sum of the others."""
+
+    issued: int = 0
+    trained: int = 0
+    in_slots: int = 0
+    requeued: int = 0
+    filtered: int = 0
+    discarded: int = 0
+    dead: int = 0
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every issued prompt is accounted for exactly once."""
+        parts = self.trained + self.in_slots + self.requeued + self.filtered + self.discarded + self.dead
+        return self.issued == parts
+
+
+class WaitingSlot(msgspec.Struct, frozen=True, kw_only=True):
+    """A Reserved slot of the nearest buffer: what the trainer waits for, whose, and for how long."""
+
+    buffer: int
+    slot: int
+    group: int
+    ordinal: int
+    age_s: float
+    owners: list[str] = []
+    pending: int = 0
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """One consistent picture of a run.
+
+    ``window_end`` is the last buffer that the newest weights may reserve in; ``training`` the version
+    being trained, None while the trainer waits; ``inflight`` the trajectories leased out; ``pending``
+    the members waiting to be issued again; ``payload_bytes`` the trajectory data now in Redis.
+    """
+
+    run: str = ""
+    version: int = 0
+    frontier: int = 0
+    window_end: int = 0
+    training: int | None = None
+    checkpoint: int = 0
+    trainer: str = ""
+    trainer_seen_s: float | None = None
+    paused: bool = False
+    ended: bool = False
+    signal: int = 0
+    inflight: int = 0
+    pending: int = 0
+    payload_bytes: int = 0
+    ledger: Ledger = Ledger()
+    buffers: list[BufferStatus] = []
+    workers: list[WorkerStatus] = []
+    waiting: list[WaitingSlot] = []
