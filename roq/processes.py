@@ -158,7 +158,7 @@ def write_records(path: Path, records: Mapping[str, Record]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.write_bytes(msgspec.json.format(msgspec.json.encode(list(records.values())), indent=1))
-    os.replace(new, path)
+    new.replace(path)
 
 
 def tail(path: str | Path, lines: int = 5, limit: int = 16384) -> list[str]:

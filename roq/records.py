@@ -18,7 +18,7 @@ __all__ = ["Records", "Step", "WorkerLine"]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of ``metrics.jsonl``. ``scheduler_s`` and ``wall_s`` (seconds) count from the process's start."""
+    """A line of ``metrics.jsonl``. ``scheduler_s`` and ``wall_s``: seconds since the process began."""
 
     step: int
     time: float = 0.0
@@ -26,7 +26,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     reward_std: float | None = field(name="reward/std", default=None)
     staleness_mean: float = field(name="staleness/mean", default=0.0)
     staleness_max: int = field(name="staleness/max", default=0)
-    staleness_counts: dict[str, int] = field(name="staleness/counts", default_factory=dict)
+    staleness_counts: dict[str, int] = field(name="staleness/counts", default_factory=dict[str, int])
     groups: int = 0
     trajectories: int = 0
     response_tokens: int = field(name="tokens/response", default=0)

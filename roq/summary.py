@@ -6,12 +6,10 @@ step that was trained again after a restart counts once, with its last line; the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import msgspec
 
@@ -152,10 +150,10 @@ def summarize(
 
 
 def trainer_processes(lines: Sequence[Step]) -> list[list[Step]]:
-    """The trainer's lines split by process: a new one begins where the process's clock falls back."""
+    """The trainer's lines split by process: a process begins after the last line of the one before."""
     processes: list[list[Step]] = [[line] for line in lines[:1]]
     for before, line in pairwise(lines):
-        if line.wall_s < before.wall_s:
+        if line.time - line.wall_s > before.time or line.wall_s < before.wall_s:
             processes.append([])
         processes[-1].append(line)
     return processes
@@ -193,7 +191,7 @@ def write_summary(summary: Summary, run_dir: str | Path) -> Path:
     path = Path(run_dir) / "summary.json"
     new = path.with_name("summary.json.new")
     new.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-    os.replace(new, path)
+    new.replace(path)
     return path
 
 
@@ -205,53 +203,44 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
         for name in ("trained", "in_slots", "requeued", "filtered", "discarded", "dead")
         if getattr(ledger, name) or name == "trained"
     ]
+
+    def share(value: float | None) -> str:
+        return _text(value, ".2%")
+
+    def size(value: int | None) -> str:
+        return "?" if value is None else f"{value / 1e6:,.0f} MB"
+
     memory = summary.rss_bytes
-    sizes = {"server": memory.server, "worker": memory.worker, "trainer": memory.trainer}
+    shares = summary.scheduler_share
     histogram = ", ".join(f"{count} at {key}" for key, count in summary.staleness_histogram.items())
+    first, last = _text(summary.reward_first5, ".3f"), _text(summary.reward_last5, ".3f")
+    broken = summary.verify
     return [
-        (
-            "steps",
-            f"{summary.steps}, {summary.batches_full} with a full batch"
-            + ("" if summary.ended else " (not ended)"),
-        ),
-        (
-            "reward",
-            f"{_text(summary.reward_first5, '.3f')} (first 5) → {_text(summary.reward_last5, '.3f')} (last 5)",
-        ),
+        ("steps", f"{summary.steps}" + ("" if summary.ended else " so far (the run has not ended)")),
+        ("full batches", f"{summary.batches_full} of {summary.steps}"),
+        ("reward", f"{first} (first 5 batches) → {last} (last 5)"),
         (
             "staleness",
-            f"max {summary.max_staleness} of η = {summary.eta}" + (f"; {histogram}" if histogram else ""),
+            f"at most {summary.max_staleness}, limit {summary.eta}; trajectories: {histogram or 'none'}",
         ),
         (
             "prompts",
-            f"{ledger.issued} issued = {' + '.join(parts)}"
-            + ("" if ledger.balanced else "  DOES NOT BALANCE"),
+            f"{ledger.issued} issued = {' + '.join(parts)}" + ("" if ledger.balanced else " IS WRONG"),
         ),
-        (
-            "log-prob difference",
-            f"{_text(summary.logprob_abs_diff_mean, '.2e')} (engine − trainer, same version)",
-        ),
+        ("log-prob difference", f"{_text(summary.logprob_abs_diff_mean, '.2e')} between engine and trainer"),
         ("time", f"{clock(summary.wall_s)}, {summary.tokens_per_s:,.0f} tokens/s"),
         ("waiting", f"trainer {clock(summary.wait_s.trainer)}, workers {clock(summary.wait_s.workers)}"),
-        (
-            "scheduler share",
-            f"worker {_text(summary.scheduler_share.worker, '.2%')}, trainer {_text(summary.scheduler_share.trainer, '.2%')}",
-        ),
+        ("scheduler share", f"worker {share(shares.worker)}, trainer {share(shares.trainer)}"),
         (
             "memory",
-            ", ".join(
-                f"{name} {'–' if size is None else f'{size / 1e6:,.0f} MB'}" for name, size in sizes.items()
-            ),
+            f"server {size(memory.server)}, worker {size(memory.worker)}, trainer {size(memory.trainer)}",
         ),
-        (
-            "invariants",
-            "all hold" if not summary.verify else f"{len(summary.verify)} BROKEN: {summary.verify[0]}",
-        ),
+        ("invariants", "all hold" if not broken else f"{len(broken)} BROKEN: {broken[0]}"),
     ]
 
 
 def _text(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
+    return "?" if value is None else format(value, form)
 
 
 def clock(seconds: float) -> str:

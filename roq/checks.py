@@ -1,0 +1,160 @@
+"""What can be found wrong with a job before anything is started or stored.
+
+Every function raises :class:`ConfigError` with one sentence. None of them imports an engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+from roq.config import Job
+from roq.errors import ConfigError
+
+__all__ = ["check_job", "check_model", "check_reward", "process_environment"]
+
+# vLLM 0.32: CPUAttentionBackend.get_supported_head_sizes
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+REWARD_IMPORT_S = 120.0
+
+
+def check_job(job: Job, config_file: Path, *, engines_here: bool) -> None:
+    """Check the model and the reward function; ``engines_here``: workers will run on this machine."""
+    check_model(job.model.path, engines_here=engines_here)
+    check_reward(job.reward.function, config_file)
+
+
+# ---- model ---------------------------------------------------------------------------------------
+
+
+def check_model(path: str, *, engines_here: bool) -> None:
+    """Check that a model folder holds a configuration, whole weights and a head size that vLLM supports.
+
+    A name on the Hugging Face hub passes: the engines fetch it.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        if HUB_NAME.fullmatch(path) and not folder.exists():
+            return
+        raise ConfigError(f"model.path = {path!r} is not a folder; name a folder with a model, or a hub name")
+    config = _read_json(folder / "config.json")
+    _check_weights(folder)
+    if engines_here and not Path("/proc/driver/nvidia").exists():
+        _check_head_size(folder, config)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path.parent}: the model folder has no {path.name}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: must hold a JSON object")
+    return cast("dict[str, Any]", found)
+
+
+def _check_weights(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing or not names:
+            raise ConfigError(
+                f"{folder}: {index.name} names files that are missing: {', '.join(missing) or 'all'}"
+            )
+    else:
+        names = sorted(file.name for file in folder.glob("*.safetensors"))
+    if not names:
+        raise ConfigError(
+            f"{folder}: the model folder has no weights (*.safetensors); make or download the model"
+        )
+    for name in names:
+        _check_safetensors(folder / name)
+
+
+def _check_safetensors(path: Path) -> None:
+    """Hold the file's length against its header: a download or copy that broke off is found here."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if length > size - 8:
+            raise ConfigError(f"{path}: not a whole safetensors file; copy or download it again")
+        try:
+            header = json.loads(file.read(length))
+            end = max(
+                (t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"), default=0
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(f"{path}: not a safetensors file") from None
+    if 8 + length + end != size:
+        raise ConfigError(
+            f"{path}: {size} bytes long but should be {8 + length + end}; copy or download it again"
+        )
+
+
+def _check_head_size(folder: Path, config: dict[str, Any]) -> None:
+    text = cast("dict[str, Any]", config.get("text_config", config))
+    size = text.get("head_dim")
+    if size is None and text.get("hidden_size") and text.get("num_attention_heads"):
+        size = text["hidden_size"] // text["num_attention_heads"]
+    if size is not None and size not in CPU_HEAD_SIZES:
+        sizes = ", ".join(map(str, CPU_HEAD_SIZES))
+        raise ConfigError(
+            f"{folder}: vLLM does not support a head size of {size} on a CPU; it supports {sizes}"
+        )
+
+
+# ---- reward --------------------------------------------------------------------------------------
+
+
+def process_environment(config_file: Path) -> dict[str, str]:
+    """The environment of workers and trainer: this one, with modules beside the job file importable."""
+    beside = str(config_file.resolve().parent)
+    parts = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*parts, beside]), "PYTHONUNBUFFERED": "1"}
+
+
+_TRY_IMPORT = """\
+import sys
+from roq.errors import RoqError
+from roq.rewards import load_function
+try:
+    load_function(sys.argv[1])
+except RoqError as error:
+    sys.exit(" ".join(str(error).split()))
+"""
+
+
+def check_reward(function: str, config_file: Path) -> None:
+    """Check that the reward function can be imported, in a process of its own as the worker will."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TRY_IMPORT, function],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=REWARD_IMPORT_S,
+            env=process_environment(config_file),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"reward.function = {function!r}: importing it took more than {REWARD_IMPORT_S:.0f} s"
+        ) from None
+    if done.returncode != 0:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        raise ConfigError(
+            said[-1] if said[-1].startswith("reward.") else f"reward.function = {function!r}: {said[-1]}"
+        )

@@ -1,0 +1,367 @@
+"""What ``roq up`` shows while it runs: a live picture on a terminal, one plain line per step elsewhere.
+
+The pieces of text (a buffer's slots, what the trainer does) are those of ``roq status`` and ``roq buffers``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+import click
+import msgspec
+
+from roq.config import RunConfig
+from roq.records import Records, Step, WorkerLine
+from roq.summary import clock
+from roq.types import BufferStatus, Status
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = [
+    "Display",
+    "LiveDisplay",
+    "PlainDisplay",
+    "View",
+    "make_display",
+    "slot_row",
+    "sparkline",
+    "step_line",
+    "trainer_text",
+]
+
+OCCUPIED, RESERVED, EMPTY = "■", "▨", "·"
+RATE_WINDOW_S = 15.0  # tokens per second are those of the last so many seconds
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to show: the scheduler's picture, the records, and the state of each process."""
+
+    config: RunConfig
+    status: Status
+    records: Records
+    processes: Mapping[str, str]
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps that the run has in all; None for an endless one."""
+        config = self.config
+        if config.prompts is None or config.epochs is None:
+            return config.total_steps
+        supply = config.prompts * config.epochs // config.batch_size
+        return supply if config.total_steps is None else min(supply, config.total_steps)
+
+
+class Display(Protocol):
+    """Where the supervisor shows what happens."""
+
+    def say(self, text: str) -> None:
+        """Something happened that stays readable afterwards."""
+        ...
+
+    def phase(self, text: str) -> None:
+        """What start-up is busy with."""
+        ...
+
+    def update(self, view: View) -> None:
+        """The run as it is now."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        ...
+
+
+def make_display(out: TextIO = sys.stdout) -> Display:
+    """The live display if ``out`` is a terminal and rich is installed, else the plain one."""
+    if not out.isatty():
+        return PlainDisplay(out)
+    return LiveDisplay(out) if importlib.util.find_spec("rich") is not None else PlainDisplay(out)
+
+
+# ---- pieces of text ------------------------------------------------------------------------------
+
+
+def slot_row(buffer: BufferStatus, width: int = 64) -> str:
+    """The buffer's slots in order, one sign each, or in proportion where there are more than ``width``.
+
+    >>> slot_row(BufferStatus(buffer=3, occupied=2, reserved=1, empty=1, state="PENDING"))
+    '■■·▨'
+    """
+    occupied, empty, reserved = buffer.occupied, buffer.empty, buffer.reserved
+    total = occupied + empty + reserved
+    if total > width:
+        occupied, reserved = _shrink(occupied, total, width), _shrink(reserved, total, width)
+        empty = max(0, width - occupied - reserved)
+    return OCCUPIED * occupied + EMPTY * empty + RESERVED * reserved
+
+
+def _shrink(part: int, total: int, width: int) -> int:
+    """A part's share of ``width``; never nothing for something, so that one open slot of 4,096 is seen."""
+    return max(1, part * width // total) if part else 0
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """A curve in one line of text, the mean of neighbours where there are more values than ``width``.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▄█'
+    """
+    if not values:
+        return ""
+    if len(values) > width:
+        edges = [len(values) * i // width for i in range(width + 1)]
+        values = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(values), max(values)
+    if high == low:
+        return "▄" * len(values)
+    return "".join("▁▂▃▄▅▆▇█"[int((value - low) / (high - low) * 7)] for value in values)
+
+
+def trainer_text(status: Status) -> str:
+    """What the trainer does, or what it waits for: which slots, whose, and for how long."""
+    if status.ended:
+        return "the run has ended"
+    if status.training is not None:
+        return f"trains batch {status.training}"
+    first = next((buffer for buffer in status.buffers if buffer.buffer == status.frontier), None)
+    if first is None:
+        return f"waits for batch {status.frontier}: nothing is reserved for it yet"
+    if first.state == "READY":
+        return f"batch {first.buffer} is READY" + ("" if status.trainer else "; no trainer has come yet")
+    text = f"waits for batch {first.buffer}: "
+    text += f"{first.occupied} complete, {first.reserved} in work, {first.empty} empty"
+    if status.waiting:
+        oldest = max(status.waiting, key=lambda slot: slot.age_s)
+        whose = f"with {', '.join(oldest.owners)}" if oldest.owners else "with no worker"
+        text += f"; oldest: slot {oldest.slot}, {whose} for {clock(oldest.age_s)}"
+    return text
+
+
+def step_line(step: Step, total: int | None, left_s: float | None) -> str:
+    """One step as one line."""
+    reward = "?" if step.reward_mean is None else f"{step.reward_mean:.3f}"
+    parts = [
+        f"step {step.step + 1}" + (f"/{total}" if total else ""),
+        f"reward {reward}",
+        f"staleness {step.staleness_mean:.2f} (max {step.staleness_max})",
+        f"{step.response_tokens:,} tokens",
+        f"{step.step_s:.1f} s",
+        f"waited {step.wait_s:.1f} s",
+    ]
+    if step.replay:
+        parts.append("again after a restart")
+    if left_s is not None:
+        parts.append(f"{clock(left_s)} left")
+    return "  ".join(parts)
+
+
+def remaining(steps: Sequence[Step], total: int | None) -> float | None:
+    """Seconds left at the pace of the last ten steps; None when that cannot be told."""
+    recent = steps[-11:]
+    if total is None or len(recent) < 2 or recent[-1].step <= recent[0].step:
+        return None
+    pace = (recent[-1].time - recent[0].time) / (recent[-1].step - recent[0].step)
+    return max(0.0, pace * (total - recent[-1].step - 1))
+
+
+def rate(lines: Sequence[WorkerLine], now: float) -> float:
+    """Tokens per second of one worker of late; 0 when it has written nothing for a while."""
+    recent = [line for line in lines[-8:] if line.time > now - RATE_WINDOW_S]
+    if not recent or recent[-1].done:
+        return 0.0
+    first = recent[0] if len(recent) > 1 else None
+    tokens = recent[-1].tokens - (first.tokens if first else 0)
+    seconds = recent[-1].time - first.time if first else recent[-1].wall_s
+    return tokens / seconds if seconds > 0 else 0.0
+
+
+# ---- displays ------------------------------------------------------------------------------------
+
+
+class PlainDisplay:
+    """One line for each step and each event; for logs and pipes."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._shown = 0
+
+    def say(self, text: str) -> None:
+        """Print the line."""
+        click.echo(text, file=self._out)
+
+    phase = say
+
+    def update(self, view: View) -> None:
+        """Print the steps that are new."""
+        lines = view.records.lines
+        for number in range(self._shown, len(lines)):
+            left = remaining(view.records.steps, view.total_steps) if number == len(lines) - 1 else None
+            self.say(step_line(lines[number], view.total_steps, left))
+        self._shown = len(lines)
+
+    def close(self) -> None:
+        """Nothing to undo."""
+
+
+class LiveDisplay:
+    """The whole run at a glance, redrawn in place."""
+
+    def __init__(self, out: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=out)
+        self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+        self._live.start()
+
+    def say(self, text: str) -> None:
+        """Print above the picture."""
+        self._console.print(text, highlight=False, markup=False)
+
+    def phase(self, text: str) -> None:
+        """A spinner with the text, in the picture's place."""
+        from rich.spinner import Spinner
+
+        self._live.update(Spinner("dots", text=text))
+
+    def update(self, view: View) -> None:
+        """Redraw."""
+        self._live.update(render(view, self._console.width))
+
+    def close(self) -> None:
+        """Leave the last picture standing."""
+        self._live.stop()
+
+
+def render(view: View, width: int = 100) -> RenderableType:
+    """The picture as a rich renderable."""
+    from rich.console import Group
+    from rich.panel import Panel
+
+    status, steps = view.status, view.records.steps
+    parts: list[RenderableType] = [_progress(view), "", *_buffers(status, max(16, min(64, width - 36))), ""]
+    parts += [*_curves(steps, width), ""] if steps else []
+    parts += [_trainer(view), _workers(view)]
+    state = "ended" if status.ended else "paused" if status.paused else "running"
+    return Panel(
+        Group(*parts), title=f"roq · {status.run}", subtitle=state, border_style="dim", padding=(0, 1)
+    )
+
+
+def _progress(view: View) -> RenderableType:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    total, done = view.total_steps, view.status.version
+    row = Table.grid(padding=(0, 1), expand=True)
+    row.add_column(no_wrap=True)
+    row.add_column(ratio=1)
+    row.add_column(no_wrap=True, justify="right")
+    left = remaining(view.records.steps, total)
+    row.add_row(
+        Text(f"step {done}" + (f" of {total}" if total else ""), style="bold"),
+        ProgressBar(total=total, completed=done) if total else "",
+        f"{clock(left)} left" if left is not None else "",
+    )
+    return row
+
+
+_BUFFER_STYLE = {"READY": "bold green", "TRAINING": "bold cyan", "STUCK": "bold red", "PENDING": "yellow"}
+
+
+def _buffers(status: Status, width: int) -> Iterable[RenderableType]:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for buffer in status.buffers:
+        slots = Text()
+        for sign in slot_row(buffer, width):
+            slots.append(sign, style={OCCUPIED: "green", RESERVED: "yellow"}.get(sign, "dim"))
+        table.add_row(
+            Text(f"buffer {buffer.buffer}", style="bold"),
+            Text(buffer.state, style=_BUFFER_STYLE[buffer.state]),
+            slots,
+            f"{buffer.occupied}/{buffer.occupied + buffer.reserved + buffer.empty}",
+        )
+    legend = Text.assemble(
+        (OCCUPIED, "green"),
+        " Occupied  ",
+        (RESERVED, "yellow"),
+        " Reserved  ",
+        (EMPTY, "dim"),
+        " Empty",
+        style="dim",
+    )
+    return [table, legend]
+
+
+def _curves(steps: Sequence[Step], width: int) -> Iterable[RenderableType]:
+    from rich.table import Table
+    from rich.text import Text
+
+    last = steps[-1]
+    table = Table.grid(padding=(0, 2))
+    rewards = [step.reward_mean for step in steps if step.reward_mean is not None]
+    wide = max(10, min(60, width - 60))
+    if rewards:
+        now = f"{rewards[-1]:.3f}  ({min(rewards):.3f} to {max(rewards):.3f})"
+        table.add_row("reward", Text(sparkline(rewards, wide), style="green"), now)
+    waits = [step.wait_s for step in steps]
+    table.add_row(
+        "trainer waits",
+        Text(sparkline(waits, wide), style="magenta"),
+        f"{waits[-1]:.1f} s before the last step",
+    )
+    stale = [step.staleness_mean for step in steps]
+    table.add_row(
+        "staleness",
+        Text(sparkline(stale, wide), style="blue"),
+        f"{last.staleness_mean:.2f}, at most {last.staleness_max}",
+    )
+    return [table]
+
+
+def _trainer(view: View) -> RenderableType:
+    from rich.text import Text
+
+    state = view.processes.get("trainer", "")
+    return Text.assemble(("trainer  ", "bold"), trainer_text(view.status), (f"  {state}", "dim"))
+
+
+def _workers(view: View) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    now = time.time()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name, right in (
+        ("worker", 0),
+        ("version", 1),
+        ("in flight", 1),
+        ("tokens/s", 1),
+        ("lease", 1),
+        ("", 0),
+    ):
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    total = 0.0
+    for worker in view.status.workers:
+        speed = rate(view.records.workers.get(worker.worker, ()), now)
+        total += speed
+        lease = f"{worker.lease_left_s:.0f} s" if worker.lease_left_s > 0 else "expired"
+        version = "?" if worker.version is None else str(worker.version)
+        error = Text(worker.error.splitlines()[0][:60] if worker.error else "", style="red")
+        table.add_row(worker.worker, version, str(worker.claims), f"{speed:,.0f}", lease, error)
+    if len(view.status.workers) > 1:
+        table.add_row("all", "", str(view.status.inflight), f"{total:,.0f}", "", "", style="dim")
+    for name, state in view.processes.items():
+        if name != "trainer" and state != "running":
+            table.add_row(name, "", "", "", "", Text(state, style="yellow"))
+    return table

@@ -1,0 +1,293 @@
+"""Keeps a run's worker and trainer processes going. Nothing depends on it.
+
+Each process is detached, in a session of its own, and known by its record in ``RUN/pids.json``. Kill
+the supervisor and they go on; the next one attaches to those that live and starts those that do not.
+A process that ends is started again after a growing pause, up to a number of failures in a row.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from roq.errors import ConfigError, RoqError
+from roq.processes import (
+    Record,
+    exit_code,
+    finish,
+    read_records,
+    spawn,
+    start_mark,
+    stop,
+    tail,
+    write_records,
+)
+
+__all__ = ["ProcessFailed", "Restarts", "Supervisor", "running_supervisor", "sole_supervisor"]
+
+USAGE = 2  # exit code of a process whose configuration cannot work: starting it again cannot help
+
+
+class ProcessFailed(RoqError):
+    """A process ended too often to go on; the message ends with the last lines of its log."""
+
+
+class Restarts(msgspec.Struct, frozen=True, kw_only=True):
+    """When to start an ended process again.
+
+    Attributes:
+        first_s, longest_s: the pause after the first failure; doubled for each further one, up to this.
+        most: failures in a row that are the end of it.
+        healthy_s: a process that ran so long, in a run that moved on meanwhile, starts a new row.
+    """
+
+    first_s: float = 1.0
+    longest_s: float = 30.0
+    most: int = 5
+    healthy_s: float = 60.0
+
+
+class _Child:
+    """One process that should run, through all its starts."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.command = list(command)
+        self.log = log
+        self.record: Record | None = None
+        self.popen: subprocess.Popen[bytes] | None = None  # None for one that another supervisor started
+        self.begun = 0.0  # monotonic
+        self.begun_version = 0
+        self.failures = 0
+        self.again_at = 0.0  # monotonic; when to start it next, while record is None
+        self.code: int | None = None  # of its last end; None where that is unknown
+        self.done = False
+        self.fatal = ""
+
+    def poll(self) -> bool:
+        """Whether it runs; when it has ended, ``code`` says how."""
+        if self.record is None:
+            return False
+        if self.popen is not None:
+            self.code = exit_code(self.popen)
+            return self.code is None
+        self.code = None
+        return self.record.alive
+
+
+class Supervisor:
+    """The processes of one run folder.
+
+    Args:
+        run_dir: the run's folder.
+        commands: what should run, by name; ``trainer`` is the trainer, all others are workers.
+        env: the environment of the processes.
+        say: hears every start, end and restart.
+        restarts: when an ended process is started again.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        commands: Mapping[str, Sequence[str]],
+        env: Mapping[str, str],
+        say: Callable[[str], None],
+        restarts: Restarts | None = None,
+    ) -> None:
+        self._folder = run_dir
+        self._env = env
+        self._say = say
+        self._restarts = restarts or Restarts()
+        self._children = [
+            _Child(name, command, run_dir / "logs" / f"{name}.log") for name, command in commands.items()
+        ]
+
+    @property
+    def pids_file(self) -> Path:
+        """Where the processes are recorded."""
+        return self._folder / "pids.json"
+
+    def start(self, version: int = 0, *, ended: bool = False) -> None:
+        """Attach to the recorded processes that live, and start the others; surplus ones are stopped.
+
+        Of a run that has ended, nothing is started.
+        """
+        recorded = read_records(self.pids_file)
+        for child in self._children:
+            record = recorded.pop(child.name, None)
+            if record is not None and record.alive:
+                child.record, child.popen, child.begun = record, None, time.monotonic()
+                child.begun_version = version
+                self._say(f"{child.name} runs (pid {record.pid}): attached")
+            elif ended:
+                child.done = True
+            else:
+                self._start(child, version)
+        surplus = [record for record in recorded.values() if record.alive]
+        for record in surplus:
+            self._say(f"{record.name} (pid {record.pid}) is no longer asked for: stopping it")
+        stop(surplus, 20.0)
+        self._write()
+
+    def poll(self, version: int, ended: Callable[[], bool]) -> None:
+        """Notice processes that have ended and start those again whose pause is over.
+
+        Args:
+            version: the run's weights version, to tell progress.
+            ended: asked when a process has ended: whether the run is over by now.
+
+        Raises:
+            ProcessFailed, ConfigError: the trainer, or the last of the workers, ended for good.
+        """
+        for child in self._children:
+            if child.done or child.fatal or child.poll():
+                continue
+            if child.record is not None:
+                self._ended(child, version, ended())
+            elif time.monotonic() >= child.again_at:
+                self._start(child, version)
+        workers = [child for child in self._children if child.name != "trainer"]
+        lost = next((child for child in self._children if child.fatal and child.name == "trainer"), None)
+        if lost is None and workers and all(child.fatal for child in workers):
+            lost = workers[-1]
+        if lost is not None:
+            raise (ConfigError if lost.code == USAGE else ProcessFailed)(lost.fatal)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all processes have left for good."""
+        return all(child.done or child.fatal for child in self._children)
+
+    @property
+    def trainer_finished(self) -> bool:
+        """Whether the trainer has left for good."""
+        return all(child.done or bool(child.fatal) for child in self._children if child.name == "trainer")
+
+    def states(self) -> dict[str, str]:
+        """Each process's state in a word or two."""
+        return {child.name: self._state(child) for child in self._children}
+
+    def stop(self, grace_s: float, *, hurry: Callable[[], bool] = lambda: False) -> list[str]:
+        """SIGTERM all, wait ``grace_s`` at most (or until ``hurry()``), kill the rest; returns whom."""
+        running = [child for child in self._children if child.record is not None and child.poll()]
+        records = [child.record for child in running if child.record is not None]
+
+        def poll() -> None:
+            for child in running:
+                child.poll()
+            if hurry():
+                for record in records:
+                    finish(record)
+
+        killed = stop(records, grace_s, poll=poll)
+        for child in running:
+            if child.popen is not None:
+                child.popen.wait(timeout=10)
+            child.record, child.popen, child.done = None, None, True
+        self._write()
+        return [record.name for record in killed]
+
+    def _start(self, child: _Child, version: int) -> None:
+        child.record, child.popen = spawn(child.name, child.command, child.log, self._env)
+        child.begun, child.begun_version = time.monotonic(), version
+        self._write()  # at once: a process that is not on record would be doubled
+        self._say(f"{child.name} started (pid {child.record.pid}), log {child.log}")
+
+    def _ended(self, child: _Child, version: int, ended: bool) -> None:
+        assert child.record is not None
+        lived = time.monotonic() - child.begun
+        child.record, child.popen = None, None
+        self._write()
+        # An attached process's exit code is nobody's to read: at the end of the run it counts as 0.
+        if ended and (child.name != "trainer" or child.code in (0, None)):
+            child.done = True
+            return
+        if lived >= self._restarts.healthy_s and version > child.begun_version:
+            child.failures = 0
+        child.failures += 1
+        how = _how(child.code)
+        last = tail(child.log, 5)
+        if child.code == USAGE or child.failures >= self._restarts.most:
+            times = (
+                f"{child.failures} times in a row" if child.failures > 1 else "and cannot be started again"
+            )
+            child.fatal = (
+                f"{child.name} {how} {times}; its log {child.log} ends: {last[-1] if last else '(empty)'}"
+            )
+            self._say(child.fatal)
+            return
+        pause = min(self._restarts.longest_s, self._restarts.first_s * 2 ** (child.failures - 1))
+        child.again_at = time.monotonic() + pause
+        self._say(
+            f"{child.name} {how} after {lived:.0f} s; starting it again in {pause:g} s "
+            f"(failure {child.failures} of at most {self._restarts.most}); the end of its log:"
+        )
+        for line in last or ["(empty)"]:
+            self._say(f"    {line}")
+
+    def _state(self, child: _Child) -> str:
+        if child.fatal:
+            return "failed"
+        if child.done:
+            return "finished"
+        if child.record is None:
+            return f"starts again in {max(0.0, child.again_at - time.monotonic()):.0f} s"
+        return "running"
+
+    def _write(self) -> None:
+        running = {child.name: child.record for child in self._children if child.record is not None}
+        write_records(self.pids_file, running)
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "ended"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+# ---- one supervisor at a time --------------------------------------------------------------------
+
+
+def running_supervisor(run_dir: Path) -> Record | None:
+    """The live ``roq up`` of a run folder, if there is one."""
+    try:
+        record = msgspec.json.decode((run_dir / "up.json").read_bytes(), type=Record)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    return record if record.alive else None
+
+
+@contextmanager
+def sole_supervisor(run_dir: Path, pid: int) -> Generator[None]:
+    """Hold the run folder's lock, so that two supervisors do not start everything twice.
+
+    Raises:
+        ProcessFailed: another supervisor holds it.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / "up.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = running_supervisor(run_dir)
+            who = f" (pid {other.pid})" if other else ""
+            busy = f"another roq up{who} already looks after {run_dir}"
+            raise ProcessFailed(f"{busy}; see roq status, or end it with roq down") from None
+        record = Record(name="up", pid=pid, mark=start_mark(pid) or "gone")
+        (run_dir / "up.json").write_bytes(msgspec.json.encode(record))
+        try:
+            yield
+        finally:
+            (run_dir / "up.json").unlink(missing_ok=True)
