@@ -1,0 +1,106 @@
+"""What the trainer's tests share: tiny Qwen3 models, made-up batches, and a launcher for ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from roq.trajectory import Trajectory
+from roq.types import Batch, BatchGroup, BatchMember
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+VOCAB = 96
+TEMPERATURE = 0.7
+
+
+def make_model(folder: Path, *, tied: bool, layers: int = 2, seed: int = 0) -> Path:
+    """A random Qwen3 of Hugging Face's own making, saved as a model folder."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=256,
+        tie_word_embeddings=tied,
+        initializer_range=0.1,
+    )
+    model = Qwen3ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # a norm of ones would hide a mix-up
+            parameter.data.uniform_(0.5, 1.5)
+    model.save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
+    return folder
+
+
+def make_batch(
+    version: int = 3, groups: int = 4, size: int = 3, seed: int = 1, longest: int = 17
+) -> tuple[Batch, list[list[Trajectory]]]:
+    """A batch and its payloads: lengths vary, segments span versions, log-probs are somewhat off."""
+    draw = random.Random(seed)
+    described: list[BatchGroup] = []
+    payloads: list[list[Trajectory]] = []
+    for index in range(groups):
+        prompt = [draw.randrange(VOCAB) for _ in range(draw.randint(2, 6))]
+        members: list[Trajectory] = []
+        for _ in range(size):
+            n = draw.randint(1, longest)
+            old = draw.randint(0, n - 1)
+            segments = [(version - 1, old)] if old else []
+            members.append(
+                Trajectory(
+                    prompt=prompt,
+                    tokens=[draw.randrange(VOCAB) for _ in range(n)],
+                    logprobs=[-draw.uniform(2.0, 7.0) for _ in range(n)],
+                    segments=[*segments, (version, n - old)],
+                    reward=draw.choice([0.0, 0.25, 1.0]),
+                )
+            )
+        payloads.append(members)
+        described.append(describe(index + 1, version, members))
+    return Batch(version=version, groups=described), payloads
+
+
+def describe(group: int, version: int, members: list[Trajectory]) -> BatchGroup:
+    oldest = [t.oldest_version or 0 for t in members]
+    return BatchGroup(
+        group=group,
+        ordinal=group,
+        slot=group,
+        v_traj=min(oldest),
+        staleness=version - min(oldest),
+        members=[
+            BatchMember(member=i + 1, reward=t.reward, tokens=len(t), v_traj=oldest[i])
+            for i, t in enumerate(members)
+        ],
+    )
+
+
+def environment() -> dict[str, str]:
+    paths = [str(ROOT), str(ROOT / "workers"), str(ROOT / "trainer"), str(HERE)]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def run_ranks(ranks: int, *command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m …`` or a script, alone or on several ranks of torchrun."""
+    launcher = [sys.executable]
+    if ranks > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return subprocess.run(
+        [*launcher, *command], env=environment(), timeout=timeout, capture_output=True, text=True, check=False
+    )

@@ -1,0 +1,66 @@
+"""What Megatron needs in order to run without CUDA. Where CUDA exists, nothing here does anything.
+
+megatron-core asks for ``torch.cuda.current_device()``, writes ``device="cuda"`` and ``.cuda()``, and
+checks for ``torch.cuda.FloatTensor``, although the mathematics beneath is plain PyTorch. Inside
+:func:`megatron_device` these mean the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["BACKEND", "HAVE_CUDA", "megatron_device"]
+
+HAVE_CUDA: bool = torch.cuda.is_available()
+BACKEND: str = "cpu:gloo,cuda:nccl" if HAVE_CUDA else "gloo"
+
+_CPU = torch.device("cpu")
+
+
+def _is_cuda(value: object) -> bool:
+    return (isinstance(value, str) and value.startswith("cuda")) or (
+        isinstance(value, torch.device) and value.type == "cuda"
+    )
+
+
+class _CudaMeansCpu(TorchFunctionMode):
+    """Answers calls that name the CUDA device with the CPU."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not options:
+            return func(*args).replace("torch.", "torch.cuda.", 1)
+        if _is_cuda(options.get("device")):
+            options["device"] = _CPU
+        if func is torch.Tensor.to:
+            args = tuple(_CPU if _is_cuda(value) else value for value in args)
+        return func(*args, **options)
+
+
+@contextlib.contextmanager
+def megatron_device() -> Iterator[None]:
+    """Wrap everything that builds or runs Megatron in this."""
+    if HAVE_CUDA:
+        yield
+        return
+    saved = torch.cuda.current_device, torch.cuda.synchronize
+    torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment,return-value]
+    torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    try:
+        with _CudaMeansCpu():
+            yield
+    finally:
+        torch.cuda.current_device, torch.cuda.synchronize = saved  # type: ignore[assignment]

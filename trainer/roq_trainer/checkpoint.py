@@ -1,0 +1,69 @@
+"""Checkpoints: model, optimizer and the number of completed steps, as one folder that is whole or absent.
+
+The format is Megatron's distributed checkpoint, so a run may go on with another tensor- or
+pipeline-parallel split. Nothing random happens in a step (dropout is 0), so no random state is kept.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
+
+from roq_trainer.weights import durable_rename
+
+__all__ = ["newest", "restore", "save"]
+
+_NAME = re.compile(r"step_(\d{8})")
+# Only read where ranks share the optimizer's state, which is on GPUs: not yet run there.
+_METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+
+
+def newest(root: Path) -> Path | None:
+    """The checkpoint with the most steps. One that was still being written has another name."""
+    found = [path for path in root.glob("step_*") if _NAME.fullmatch(path.name) and (path / "metadata.json").is_file()]
+    return max(found, default=None, key=lambda path: path.name)
+
+
+def _state(model: DistributedDataParallel, optimizer: MegatronOptimizer, *, loading: bool) -> dict[str, Any]:
+    sharded = model.module.sharded_state_dict(metadata=dict(_METADATA))
+    state = optimizer.sharded_state_dict(sharded, is_loading=loading, metadata=dict(_METADATA))
+    return {"model": sharded, "optimizer": state}
+
+
+def save(root: Path, step: int, model: DistributedDataParallel, optimizer: MegatronOptimizer, keep: int) -> None:
+    """Write the state after ``step`` completed steps and remove all but the ``keep`` newest. Collective.
+
+    On return the checkpoint is on disk under its final name; only then may the scheduler be told.
+    """
+    target = root / f"step_{step:08d}"
+    temporary = root / f".tmp-{target.name}"
+    if dist.get_rank() == 0:
+        for left in root.glob(".tmp-*"):
+            shutil.rmtree(left)
+        temporary.mkdir(parents=True)
+    dist.barrier()
+    dist_checkpointing.save(
+        _state(model, optimizer, loading=False) | {"step": step}, str(temporary), content_metadata=dict(_METADATA)
+    )
+    dist.barrier()
+    if dist.get_rank() == 0:
+        durable_rename(temporary, target)
+        complete = sorted(path for path in root.glob("step_*") if _NAME.fullmatch(path.name))
+        for old in complete[:-keep]:
+            shutil.rmtree(old)
+    dist.barrier()
+
+
+def restore(path: Path, model: DistributedDataParallel, optimizer: MegatronOptimizer) -> int:
+    """Load a checkpoint into model and optimizer; returns its completed steps. Collective."""
+    state = dist_checkpointing.load(_state(model, optimizer, loading=True), str(path))
+    model.module.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"])

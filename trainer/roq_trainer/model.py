@@ -1,0 +1,270 @@
+"""A Qwen3-shaped Megatron model from a Hugging Face folder's ``config.json``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import (
+    HAVE_TE,
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from roq.config import Training
+from roq.errors import ConfigError
+from roq_trainer._cpu import HAVE_CUDA
+
+__all__ = ["DTYPES", "ModelShape", "build_model", "build_optimizer", "find_model", "read_shape"]
+
+ARCHITECTURES = ("Qwen3ForCausalLM",)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The numbers of a ``config.json`` that decide the shape and the mathematics of the model.
+
+    Attributes:
+        layers, hidden, ffn, vocab: depth, width, width of the MLP, rows of the embedding.
+        heads, kv_heads, head_dim: query heads, key/value heads (groups), channels of one head.
+        rope_theta: base of the rotary embedding.
+        norm_eps: epsilon of every RMSNorm.
+        tied: the output layer is the embedding.
+        max_positions: longest sequence the model was made for, in tokens.
+    """
+
+    layers: int
+    hidden: int
+    ffn: int
+    vocab: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope_theta: float
+    norm_eps: float
+    tied: bool
+    max_positions: int
+
+
+def find_model(path: str) -> Path:
+    """The local folder of a model: ``path`` itself, or the download of a Hugging Face hub name.
+
+    Raises:
+        ConfigError: there is no such folder, or it lacks ``config.json`` or the weights.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        if path.startswith(("/", ".", "~")) or path.count("/") != 1:
+            raise ConfigError(f"model.path = {path!r} is not a folder; give a Hugging Face folder or hub name")
+        folder = _download(path)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model folder {folder} has no config.json; it is not a Hugging Face model folder")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    else:
+        files = {"model.safetensors"}
+    missing = sorted(name for name in files if not (folder / name).is_file())
+    if missing:
+        raise ConfigError(f"model folder {folder} has no weights: {missing[0]} is missing")
+    return folder
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        wanted = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(
+            f"model.path = {name!r} is no folder here and cannot be had from the hub: {error}"
+        ) from None
+
+
+def read_shape(folder: Path) -> ModelShape:
+    """Read and check ``config.json``.
+
+    Raises:
+        ConfigError: another architecture, or a variant of Qwen3 that this trainer does not compute.
+    """
+    where = folder / "config.json"
+    try:
+        config: dict[str, Any] = json.loads(where.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where} cannot be read: {error}") from None
+    architecture = (config.get("architectures") or ["(none)"])[0]
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(
+            f"{where}: architecture {architecture} is not supported; use one of {', '.join(ARCHITECTURES)}"
+        )
+    rope: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    for wrong, what in (
+        (config.get("hidden_act", "silu") != "silu", f"hidden_act {config.get('hidden_act')!r}"),
+        (bool(config.get("attention_bias")), "attention_bias"),
+        (bool(config.get("use_sliding_window")), "use_sliding_window"),
+        (kind != "default", f"rope scaling {kind!r}"),
+    ):
+        if wrong:
+            raise ConfigError(f"{where}: {what} is not supported by the trainer")
+    try:
+        heads = int(config["num_attention_heads"])
+        return ModelShape(
+            layers=int(config["num_hidden_layers"]),
+            hidden=int(config["hidden_size"]),
+            ffn=int(config["intermediate_size"]),
+            vocab=int(config["vocab_size"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+            rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 1e6))),
+            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            max_positions=int(config.get("max_position_embeddings", 32768)),
+        )
+    except KeyError as error:
+        raise ConfigError(f"{where}: {error.args[0]} is missing") from None
+
+
+def check_parallel(shape: ModelShape, tensor: int, pipeline: int) -> None:
+    """Refuse a split of the model that leaves a remainder.
+
+    Raises:
+        ConfigError: names the size that does not divide.
+    """
+    for what, size in (
+        ("vocabulary", shape.vocab),
+        ("number of attention heads", shape.heads),
+        ("number of key/value heads", shape.kv_heads),
+        ("MLP width", shape.ffn),
+    ):
+        if size % tensor:
+            raise ConfigError(f"the model's {what}, {size}, is not divisible by tensor_parallel = {tensor}")
+    if shape.layers % pipeline:
+        raise ConfigError(
+            f"the model's {shape.layers} layers are not divisible by pipeline_parallel = {pipeline}"
+        )
+
+
+def transformer_config(shape: ModelShape, tensor: int, pipeline: int, dtype: torch.dtype) -> TransformerConfig:
+    """Megatron's description of the model. Every fusion that needs CUDA extensions is off."""
+    return TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=shape.ffn,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.kv_heads,
+        kv_channels=shape.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.norm_eps,
+        qk_layernorm=True,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        hidden_dropout=0.0,  # log-probs must not depend on chance, and nothing else draws random numbers
+        attention_dropout=0.0,
+        attention_softmax_in_fp32=True,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline,
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        variable_seq_lengths=True,  # every micro batch is padded to its own longest sequence
+        moe_token_dispatcher_type="alltoall",  # no experts here, but the line above is refused without it
+        calculate_per_token_loss=True,  # gradients are divided by the batch's token count, over all DP ranks
+        use_cpu_initialization=not HAVE_CUDA,
+        # The weights come from files, but only initialization marks parameters as split: without the
+        # marks the gradient norm, and so the clipping, is wrong under tensor parallelism.
+        perform_initialization=True,
+    )
+
+
+def build_model(
+    shape: ModelShape, dtype: torch.dtype, tensor: int = 1, pipeline: int = 1
+) -> DistributedDataParallel:
+    """This rank's part of the model in Megatron's data-parallel wrapper, its weights not yet set.
+
+    Needs ``parallel_state`` initialised and :func:`roq_trainer._cpu.megatron_device`.
+
+    Raises:
+        ConfigError: the model cannot be split so, or the data type is not for this machine.
+    """
+    check_parallel(shape, tensor, pipeline)
+    if dtype is not torch.float32 and not HAVE_CUDA:
+        raise ConfigError("model.dtype must be float32 where there is no GPU: Megatron's bf16 optimizer needs one")
+    config = transformer_config(shape, tensor, pipeline, dtype)
+    if HAVE_CUDA and HAVE_TE:  # not yet run on a GPU
+        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=True)
+    else:
+        spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+    model: torch.nn.Module = GPTModel(
+        config=config,
+        transformer_layer_spec=spec,
+        vocab_size=shape.vocab,
+        max_sequence_length=shape.max_positions,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=shape.tied,
+        position_embedding_type="rope",
+        rotary_base=shape.rope_theta,  # type: ignore[arg-type]  # annotated int, used as a number
+    )
+    if HAVE_CUDA:
+        model.cuda(torch.cuda.current_device())
+    if config.bf16:
+        model = Float16Module(config, model)
+    wrapped = DistributedDataParallel(
+        config=config,
+        ddp_config=DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=_distributed_optimizer()
+        ),
+        module=model,
+    )
+    config.finalize_model_grads_func = finalize_model_grads  # without it q/k-norm gradients are wrong under TP
+    return wrapped
+
+
+def build_optimizer(model: DistributedDataParallel, training: Training, dtype: torch.dtype) -> MegatronOptimizer:
+    """AdamW with a constant learning rate. Build it after the weights are loaded: it may copy them."""
+    return get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=training.lr,
+            min_lr=training.lr,
+            weight_decay=training.weight_decay,
+            adam_beta1=training.adam_beta1,
+            adam_beta2=training.adam_beta2,
+            # Infinity never clips, but the norm is still computed and reported.
+            clip_grad=training.grad_clip or float("inf"),
+            bf16=dtype is torch.bfloat16,
+            params_dtype=dtype,
+            use_distributed_optimizer=_distributed_optimizer(),
+        ),
+        [model],
+    )
+
+
+def _distributed_optimizer() -> bool:
+    """Whether DP ranks share the optimizer's state: its checkpoints cannot be loaded without CUDA."""
+    return HAVE_CUDA and parallel_state.get_data_parallel_world_size() > 1

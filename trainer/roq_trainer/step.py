@@ -1,0 +1,111 @@
+"""The two passes over a batch: log-probs under the weights before the update, then the update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from roq.config import Training
+from roq_trainer.data import MicroBatch
+from roq_trainer.loss import MISMATCH, grpo_loss, mismatch, token_logprobs
+
+__all__ = ["STATS", "logprob_pass", "update"]
+
+STATS = ("loss", "clipped")
+"""What :func:`update` sums over tokens, in order."""
+
+
+def _schedule(
+    model: DistributedDataParallel, batches: Sequence[MicroBatch], loss: Any, *, forward_only: bool
+) -> list[Any]:
+    """Run Megatron's pipeline schedule; returns what ``loss`` gave per micro batch (last stage only)."""
+
+    def forward(data: Iterator[MicroBatch], stage: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+        batch = next(data)
+        # No mask: attention is causal, and padding stands to the right of everything that counts.
+        return stage(batch.tokens, batch.positions, None), partial(loss, batch)
+
+    return get_forward_backward_func()(
+        forward_step_func=forward,
+        data_iterator=iter(batches),
+        model=model,
+        num_microbatches=len(batches),
+        seq_length=int(batches[0].tokens.shape[1]),  # not used: lengths vary
+        micro_batch_size=int(batches[0].tokens.shape[0]),  # not used either
+        forward_only=forward_only,
+        collect_non_loss_data=forward_only,
+    )
+
+
+@torch.no_grad()
+def logprob_pass(
+    model: DistributedDataParallel, batches: Sequence[MicroBatch], temperature: float, importance_cap: float
+) -> torch.Tensor:
+    """Set every micro batch's ``old_logp`` (last stage) and sum up the mismatch with the engine.
+
+    Returns:
+        float64 [len(MISMATCH)], this rank's part of the sums; zero except on the first TP rank of the
+        last stage, so that a sum over the world counts every token once.
+    """
+
+    def collect(batch: MicroBatch, logits: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:
+        return token_logprobs(logits, batch.select, batch.targets, temperature)
+
+    results = _schedule(model, batches, collect, forward_only=True)
+    sums = torch.zeros(len(MISMATCH), dtype=torch.float64)
+    for batch, old in zip(batches, results, strict=False):  # no results before the last stage
+        batch.old_logp = old
+        if _counts():
+            sums += mismatch(old, batch.engine_logp, batch.current, batch.valid, importance_cap).cpu()
+    return sums
+
+
+def update(
+    model: DistributedDataParallel,
+    optimizer: MegatronOptimizer,
+    batches: Sequence[MicroBatch],
+    training: Training,
+    temperature: float,
+) -> tuple[torch.Tensor, float]:
+    """One optimizer step on the whole batch.
+
+    Returns:
+        This rank's part of the sums in :data:`STATS` (float64), and the norm of the gradient before
+        clipping.
+    """
+
+    def loss(batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        assert batch.old_logp is not None
+        logp = token_logprobs(logits, batch.select, batch.targets, temperature)
+        total, clipped = grpo_loss(
+            logp,
+            batch.old_logp,
+            batch.engine_logp,
+            batch.advantage,
+            batch.valid,
+            clip_low=training.clip_low,
+            clip_high=training.clip_high,
+            importance_cap=training.importance_cap,
+        )
+        # Megatron adds the counts up over micro batches and DP ranks and divides the gradients by the sum.
+        return total, batch.valid.sum().int(), torch.stack([total.detach(), clipped]).double()
+
+    model.zero_grad_buffer()
+    optimizer.zero_grad()
+    results = _schedule(model, batches, loss, forward_only=False)
+    _, norm, _ = optimizer.step()
+    sums = torch.zeros(len(STATS), dtype=torch.float64)
+    if _counts():
+        sums += torch.stack(results).sum(dim=0).cpu()
+    return sums, float(norm)
+
+
+def _counts() -> bool:
+    return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0

@@ -1,0 +1,306 @@
+"""Weights between the Hugging Face layout on disk and Megatron's shards, one parameter at a time.
+
+:func:`layout` lists every parameter of the model with its pipeline stage, how tensor parallelism
+splits it and which Hugging Face tensors it is packed from. Loading and exporting walk that list.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from roq.errors import ConfigError
+from roq_trainer.model import ModelShape
+
+__all__ = ["MAX_FILE_BYTES", "Parameter", "durable_rename", "export", "layout", "load"]
+
+MAX_FILE_BYTES = 4 << 30
+"""Rank 0 keeps at most this much of an export in memory before it writes a file."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of the whole model.
+
+    Attributes:
+        name: Megatron's name within its pipeline stage (layers counted from the stage's first).
+        stage: the pipeline stage that holds it.
+        hf: the Hugging Face tensors it is made of.
+        shape: shape of the packed, unsplit tensor.
+        split: the dimension that tensor parallelism splits, or None; "gate_up" when every shard is its
+            part of the gate followed by its part of the up projection.
+        exported: False for the second copy of tied embeddings, which the last stage holds.
+    """
+
+    name: str
+    stage: int
+    hf: tuple[str, ...]
+    shape: tuple[int, ...]
+    split: Literal[0, 1, "gate_up"] | None
+    exported: bool = True
+
+
+def layout(shape: ModelShape, pipeline: int = 1) -> list[Parameter]:
+    """Every parameter, in the order in which they are exported."""
+    h, d, per_stage = shape.hidden, shape.head_dim, shape.layers // pipeline
+    out = [Parameter("embedding.word_embeddings.weight", 0, ("model.embed_tokens.weight",), (shape.vocab, h), 0)]
+    for layer in range(shape.layers):
+        stage, local = divmod(layer, per_stage)
+        to, at = f"decoder.layers.{local}.", f"model.layers.{layer}."
+        qkv = tuple(f"{at}self_attn.{p}_proj.weight" for p in "qkv")
+        gate_up = (at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight")
+        rows = (shape.heads + 2 * shape.kv_heads) * d
+        out += [
+            Parameter(to + "input_layernorm.weight", stage, (at + "input_layernorm.weight",), (h,), None),
+            Parameter(to + "self_attention.linear_qkv.weight", stage, qkv, (rows, h), 0),
+            Parameter(to + "self_attention.q_layernorm.weight", stage, (at + "self_attn.q_norm.weight",), (d,), None),
+            Parameter(to + "self_attention.k_layernorm.weight", stage, (at + "self_attn.k_norm.weight",), (d,), None),
+            Parameter(
+                to + "self_attention.linear_proj.weight",
+                stage,
+                (at + "self_attn.o_proj.weight",),
+                (h, shape.heads * d),
+                1,
+            ),
+            Parameter(
+                to + "pre_mlp_layernorm.weight", stage, (at + "post_attention_layernorm.weight",), (h,), None
+            ),
+            Parameter(to + "mlp.linear_fc1.weight", stage, gate_up, (2 * shape.ffn, h), "gate_up"),
+            Parameter(to + "mlp.linear_fc2.weight", stage, (at + "mlp.down_proj.weight",), (h, shape.ffn), 1),
+        ]
+    last = pipeline - 1
+    out.append(Parameter("decoder.final_layernorm.weight", last, ("model.norm.weight",), (h,), None))
+    if not shape.tied:
+        out.append(Parameter("output_layer.weight", last, ("lm_head.weight",), (shape.vocab, h), 0))
+    elif pipeline > 1:
+        tied = ("model.embed_tokens.weight",)
+        out.append(Parameter("output_layer.weight", last, tied, (shape.vocab, h), 0, exported=False))
+    return out
+
+
+def pack(parameter: Parameter, parts: list[torch.Tensor], shape: ModelShape) -> torch.Tensor:
+    """Hugging Face tensors to Megatron's unsplit one.
+
+    q, k and v are packed per key/value group, [groups, (heads / groups + 2) * head_dim, hidden]: the
+    query heads of a group, then its key, then its value.
+    """
+    if len(parts) == 3:
+        grouped = [part.reshape(shape.kv_heads, -1, shape.hidden) for part in parts]
+        return torch.cat(grouped, dim=1).reshape(parameter.shape)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def unpack(parameter: Parameter, full: torch.Tensor, shape: ModelShape) -> dict[str, torch.Tensor]:
+    """The inverse of :func:`pack`, by Hugging Face name."""
+    if len(parameter.hf) == 3:
+        q = shape.heads // shape.kv_heads * shape.head_dim
+        grouped = full.reshape(shape.kv_heads, -1, shape.hidden)
+        pieces = grouped.split([q, shape.head_dim, shape.head_dim], dim=1)
+        # Cloned: safetensors refuses tensors that share storage.
+        return {n: p.reshape(-1, shape.hidden).clone() for n, p in zip(parameter.hf, pieces, strict=True)}
+    if len(parameter.hf) == 2:
+        return {n: p.clone() for n, p in zip(parameter.hf, full.chunk(2), strict=True)}
+    return {parameter.hf[0]: full}
+
+
+def split(parameter: Parameter, full: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    """The shard of tensor-parallel rank ``rank`` of ``size``."""
+    if parameter.split is None or size == 1:
+        return full
+    if parameter.split == "gate_up":
+        gate, up = full.chunk(2)
+        return torch.cat([gate.chunk(size)[rank], up.chunk(size)[rank]])
+    return full.chunk(size, dim=parameter.split)[rank]
+
+
+def join(parameter: Parameter, shards: list[torch.Tensor]) -> torch.Tensor:
+    """The inverse of :func:`split` over all ranks."""
+    if parameter.split is None or len(shards) == 1:
+        return shards[0]
+    if parameter.split == "gate_up":
+        halves = [shard.chunk(2) for shard in shards]
+        return torch.cat([gate for gate, _ in halves] + [up for _, up in halves])
+    return torch.cat(shards, dim=parameter.split)
+
+
+def _find(model: torch.nn.Module) -> Callable[[str], torch.nn.Parameter]:
+    """Look a parameter up by the local spec's name, also where Transformer Engine keeps it elsewhere."""
+    by_name = {name.removeprefix("module.").removeprefix("module."): p for name, p in model.named_parameters()}
+
+    def find(name: str) -> torch.nn.Parameter:
+        if name not in by_name:  # TE keeps a norm inside the linear layer that follows it
+            name = name.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
+            name = name.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
+        return by_name[name]
+
+    return find
+
+
+def _reader(folder: Path) -> Callable[[str, Parameter], torch.Tensor]:
+    index = folder / "model.safetensors.index.json"
+    files: dict[str, str] = {}
+    if index.is_file():
+        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    else:
+        with safe_open(folder / "model.safetensors", "pt") as file:
+            files = dict.fromkeys(file.keys(), "model.safetensors")
+
+    def read(name: str, parameter: Parameter) -> torch.Tensor:
+        if name not in files:
+            raise ConfigError(f"model folder {folder} holds no tensor {name}; its weights do not fit its config.json")
+        with safe_open(folder / files[name], "pt") as file:  # maps the file, reads only this tensor
+            return file.get_tensor(name)
+
+    return read
+
+
+@torch.no_grad()
+def load(model: torch.nn.Module, shape: ModelShape, folder: Path) -> None:
+    """Fill this rank's shard from a Hugging Face folder.
+
+    Raises:
+        ConfigError: a tensor is missing or has another shape than ``config.json`` says.
+    """
+    tp, tp_size = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    read, find = _reader(folder), _find(model)
+    for parameter in layout(shape, parallel_state.get_pipeline_model_parallel_world_size()):
+        if parameter.stage != stage:
+            continue
+        try:
+            full = pack(parameter, [read(name, parameter) for name in parameter.hf], shape)
+        except RuntimeError:
+            full = torch.empty(0)
+        if tuple(full.shape) != parameter.shape:
+            raise ConfigError(
+                f"model folder {folder}: {', '.join(parameter.hf)} do not have the shape that config.json says"
+            )
+        # copy_, not assignment: the data-parallel wrapper's hooks hang on the existing tensor.
+        find(parameter.name).copy_(split(parameter, full, tp, tp_size))
+
+
+def _gather(model: torch.nn.Module, shape: ModelShape) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every Hugging Face tensor in turn, on rank 0; other ranks only take part. One replica does it."""
+    tp_group = parallel_state.get_tensor_model_parallel_group()
+    tp, tp_size = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
+    pp_group = parallel_state.get_pipeline_model_parallel_group()
+    stage, pipeline = parallel_state.get_pipeline_model_parallel_rank(), dist.get_world_size(pp_group)
+    find = _find(model)
+    for parameter in layout(shape, pipeline):
+        if not parameter.exported:
+            continue
+        full: torch.Tensor | None = None
+        if parameter.stage == stage:
+            local = find(parameter.name).detach().contiguous()
+            shards = [local]
+            if tp_size > 1 and parameter.split is not None:
+                shards = [torch.empty_like(local) for _ in range(tp_size)] if tp == 0 else []
+                root = dist.get_global_rank(tp_group, 0)
+                dist.gather(local, shards or None, dst=root, group=tp_group)
+            if tp == 0:
+                full = join(parameter, shards)
+        if tp != 0:
+            continue
+        if parameter.stage != 0:  # the stage's first TP rank hands it to rank 0
+            if stage == parameter.stage:
+                assert full is not None
+                dist.send(full, dst=dist.get_global_rank(pp_group, 0), group=pp_group)
+            elif stage == 0:
+                like = next(iter(model.parameters()))
+                full = torch.empty(parameter.shape, dtype=like.dtype, device=like.device)
+                dist.recv(full, src=dist.get_global_rank(pp_group, parameter.stage), group=pp_group)
+        if stage == 0:
+            assert full is not None
+            yield from ((name, part.cpu()) for name, part in unpack(parameter, full, shape).items())
+
+
+@torch.no_grad()
+def export(model: torch.nn.Module, shape: ModelShape, source: Path, target: Path) -> None:
+    """Write the model as a Hugging Face folder; ``target`` exists only once it is complete and on disk.
+
+    Collective over all ranks; rank 0 writes. Its memory holds one parameter and what is not yet
+    written of the current file (:data:`MAX_FILE_BYTES`), never the whole model twice.
+
+    Args:
+        source: the folder whose ``config.json`` and tokenizer files are copied.
+        target: the new folder; an unpublished one left by a crash is replaced.
+    """
+    if parallel_state.get_data_parallel_rank() == 0:
+        tensors = _gather(model, shape)
+        if dist.get_rank() == 0:
+            _write(tensors, source, target)
+        else:
+            for _ in tensors:
+                pass
+
+
+def _write(tensors: Iterator[tuple[str, torch.Tensor]], source: Path, target: Path) -> None:
+    temporary = target.with_name(f".tmp-{target.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    held: dict[str, torch.Tensor] = {}
+    weight_map: dict[str, int] = {}
+    size = total = files = 0
+
+    def flush() -> None:
+        nonlocal size, files
+        files += 1
+        save_file(held, temporary / f"part-{files}", metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(held, files))
+        held.clear()
+        size = 0
+
+    dtype = torch.float32
+    for name, tensor in tensors:
+        bytes_ = tensor.numel() * tensor.element_size()
+        if held and size + bytes_ > MAX_FILE_BYTES:
+            flush()
+        held[name], dtype = tensor, tensor.dtype
+        size += bytes_
+        total += bytes_
+    flush()
+    if files == 1:
+        (temporary / "part-1").rename(temporary / "model.safetensors")
+    else:
+        names = {i: f"model-{i:05d}-of-{files:05d}.safetensors" for i in range(1, files + 1)}
+        for i, name in names.items():
+            (temporary / f"part-{i}").rename(temporary / name)
+        index = {"metadata": {"total_size": total}, "weight_map": {k: names[i] for k, i in weight_map.items()}}
+        (temporary / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config["torch_dtype" if "torch_dtype" in config else "dtype"] = str(dtype).removeprefix("torch.")
+    (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for file in source.iterdir():
+        if file.is_file() and file.suffix in (".json", ".txt", ".jinja", ".model", ".tiktoken"):
+            if file.name not in ("config.json", "model.safetensors.index.json"):
+                shutil.copyfile(file, temporary / file.name)
+    durable_rename(temporary, target)
+
+
+def durable_rename(temporary: Path, target: Path) -> None:
+    """Sync every file below ``temporary``, then give it its final name; replaces an older ``target``."""
+    for folder, _, names in os.walk(temporary):
+        for path in [*(Path(folder) / name for name in names), Path(folder)]:
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
+    handle = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
