@@ -38,7 +38,7 @@ format:  ## rewrite what StyLua and ruff's fixes can
 
 types:  ## pyright: strict for roq/
 	@scripts/setup --lint
-	@scripts/types
+	@.venv/bin/node scripts/node/node_modules/pyright/index.js
 
 check: lint types test  ## what CI runs
 
