@@ -48,7 +48,7 @@ local function cancel_hopeless(run)
     needing = needing + 1
   end
   for _, group in ipairs(slots.reserved_before(run, math.max(0, needing - run.config.eta), HOPELESS)) do
-    groups.retire(run, groups.read(run, tonumber(group)), "discarded", "surplus")
+    groups.retire(run, groups.read(run, tonumber(group)), "discard", "surplus")
   end
 end
 
@@ -137,7 +137,7 @@ transition.define({
       groups.write(run, record)
       return { status = "open" }
     elseif run.config.filter_zero_variance == 1 and not varied then
-      groups.retire(run, record, "filtered", "zero_variance")
+      groups.retire(run, record, "filter", "zero_variance")
       return { status = "filtered" }
     end
     return occupy(run, record)

@@ -22,6 +22,6 @@ transition.define({
     if slots.find(run, args.group) ~= "occupied" then
       refuse.with("NOT_READY", "group %d is not finished, or in training; only finished groups are filtered", args.group)
     end
-    return { status = groups.retire(run, record, "filtered", args.reason) }
+    return { status = groups.retire(run, record, "filter", args.reason) }
   end,
 })

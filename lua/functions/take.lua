@@ -60,7 +60,7 @@ local function clear_reserved(run, buffer)
       if to then
         slots.move(run, "reserved", group, v_traj, from, slot, to, slots.last_empty(run, to))
       else
-        groups.retire(run, groups.read(run, group), "discarded", "surplus")
+        groups.retire(run, groups.read(run, group), "discard", "surplus")
       end
     end
   until #left == 0

@@ -45,20 +45,18 @@ function M.create(run, ordinal, drops)
   }
 end
 
--- The member that a claim names. Refuses an old token, and a claim that is no longer held.
+-- The member that a claim names, leased or complete. Refuses a claim that is no longer held.
 function M.claimed(record, member, token, worker)
   local found = record.members[member]
+  local name = text.member(record.group, member)
   if not found then
     refuse.with("INVALID", "group %d has members 1 to %d, not %d", record.group, #record.members, member)
-  end
-  if found.token ~= token or (found.state ~= "complete" and found.worker ~= worker) then
-    refuse.with(
-      "FENCED",
-      "the claim on %s was superseded (token %d, now %d); drop this work",
-      text.member(record.group, member),
-      token,
-      found.token
-    )
+  elseif found.token ~= token then
+    refuse.with("FENCED", "the claim on %s was superseded (token %d, now %d); drop this work", name, token, found.token)
+  elseif found.state == "pending" or found.state == "cancelled" then
+    refuse.with("FENCED", "the claim on %s was given up (it is %s); drop this work", name, found.state)
+  elseif found.worker ~= worker then
+    refuse.with("FENCED", "%s is claimed by %s, not by %s", name, found.worker, worker)
   end
   return found
 end
@@ -67,7 +65,7 @@ end
 function M.running(record, member, token, worker)
   local found = M.claimed(record, member, token, worker)
   if found.state ~= "leased" then
-    refuse.with("FENCED", "%s is already %s; drop this work", text.member(record.group, member), found.state)
+    refuse.with("FENCED", "%s is already complete; drop this work", text.member(record.group, member))
   end
   return found
 end
@@ -163,21 +161,32 @@ function M.delete(run, record)
   context.add(run, "payload_bytes", -bytes)
 end
 
--- Take a live group out of the run. `fate` says where its prompt goes: "requeue" (or "dead", when its
--- attempts are used up), "discarded", "filtered" or "dead". Returns what became of it.
+-- Where the prompt of a retired group goes: each returns what became of it.
+local fates = {
+  requeue = function(run, record, reason)
+    return supply.requeue(run, record.ordinal, record.drops + 1, reason)
+  end,
+  bury = function(run, record, reason)
+    return supply.bury(run, record.ordinal, record.drops + 1, reason)
+  end,
+  discard = function(run)
+    context.add(run, "discarded", 1)
+    return "discarded"
+  end,
+  filter = function(run)
+    context.add(run, "filtered", 1)
+    return "filtered"
+  end,
+}
+
+-- Take a live group out of the run; `fate` is one of the above. Returns what became of its prompt.
 function M.retire(run, record, fate, reason)
   local kind, buffer, slot = slots.find(run, record.group)
   M.cancel_open(run, record, reason)
   placement.remove(run, record.group)
   M.delete(run, record)
-  if fate == "requeue" then
-    fate = supply.requeue(run, record.ordinal, record.drops + 1, reason)
-  elseif fate == "dead" then
-    supply.bury(run, record.ordinal, record.drops + 1, reason)
-  else
-    context.add(run, fate, 1)
-  end
-  events.log(run, fate, {
+  local outcome = fates[fate](run, record, reason)
+  events.log(run, outcome, {
     "group",
     record.group,
     "ordinal",
@@ -187,8 +196,8 @@ function M.retire(run, record, fate, reason)
     "reason",
     reason,
   })
-  events.signal(run, fate)
-  return fate
+  events.signal(run, outcome)
+  return outcome
 end
 
 -- A failed member whose attempts are used up takes its group to the dead letters.

@@ -124,27 +124,36 @@ function M.list(run, kind, buffer, limit)
   return redis.call("ZRANGEBYSCORE", run.key[kind], first, past, "LIMIT", "0", text.int(limit))
 end
 
--- The earliest Reserved strictly before a gap whose v_traj still allows the gap's buffer:
--- group, v_traj, buffer, slot. One look for each v_traj that can be alive, at most eta + 1.
+-- The earliest Reserved of one v_traj strictly before a gap, in a buffer that is not READY.
+local function earliest_of(run, v_traj, gap_buffer, gap_slot)
+  local past = "(" .. version_score(v_traj, gap_buffer, gap_slot)
+  local from = version_score(v_traj, v_traj, 0)
+  while true do
+    local found =
+      redis.call("ZRANGEBYSCORE", run.key.reserved_by_version, from, past, "WITHSCORES", "LIMIT", "0", "1")
+    if not found[1] then
+      return nil
+    end
+    local score = tonumber(found[2])
+    local buffer, slot = math.floor(score / SPAN) % AGES + v_traj, score % SPAN
+    if not M.is_ready(run, buffer) then
+      return { group = tonumber(found[1]), v_traj = v_traj, buffer = buffer, slot = slot }
+    end
+    from = version_score(v_traj, buffer + 1, 0) -- over-sampling: a place in a READY buffer frees nothing
+  end
+end
+
+-- The earliest Reserved strictly before a gap whose v_traj still allows the gap's buffer: { group, v_traj,
+-- buffer, slot } or nil. One look for each v_traj that can be alive, at most eta + 1.
 function M.earliest_movable(run, gap_buffer, gap_slot)
   local best
   for v_traj = math.max(0, gap_buffer - run.config.eta), run.state.version do
-    local found = redis.call(
-      "ZRANGEBYSCORE",
-      run.key.reserved_by_version,
-      version_score(v_traj, v_traj, 0),
-      "(" .. version_score(v_traj, gap_buffer, gap_slot),
-      "WITHSCORES",
-      "LIMIT",
-      "0",
-      "1"
-    )
-    if found[1] then
-      local score = tonumber(found[2])
-      local buffer, slot = math.floor(score / SPAN) % AGES + v_traj, score % SPAN
-      if not best or buffer < best.buffer or (buffer == best.buffer and slot < best.slot) then
-        best = { group = tonumber(found[1]), v_traj = v_traj, buffer = buffer, slot = slot }
-      end
+    local found = earliest_of(run, v_traj, gap_buffer, gap_slot)
+    if
+      found
+      and (not best or found.buffer < best.buffer or (found.buffer == best.buffer and found.slot < best.slot))
+    then
+      best = found
     end
   end
   return best

@@ -25,7 +25,7 @@ function M.next(run)
   return context.next(run, "next_ordinal"), 0
 end
 
--- Give a prompt up, with the reason.
+-- Give a prompt up, with the reason. Returns "dead".
 function M.bury(run, ordinal, drops, reason)
   redis.call(
     "HSET",
@@ -33,13 +33,13 @@ function M.bury(run, ordinal, drops, reason)
     text.int(ordinal),
     text.json({ ordinal = ordinal, drops = drops, reason = reason, at = run.now })
   )
+  return "dead"
 end
 
 -- Put a prompt back, or give it up when it was dropped too often. Returns "requeued" or "dead".
 function M.requeue(run, ordinal, drops, reason)
   if drops >= run.config.max_attempts then
-    M.bury(run, ordinal, drops, reason)
-    return "dead"
+    return M.bury(run, ordinal, drops, reason)
   end
   redis.call("RPUSH", run.key.requeued, text.int(ordinal) .. " " .. text.int(drops))
   return "requeued"

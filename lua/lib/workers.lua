@@ -119,7 +119,7 @@ M.remove = remove
 function M.reopen(run, record, m, failed, keep, reason)
   groups.reopen(run, record, m, failed, keep)
   if failed and groups.exhausted(run, record, m) then
-    return groups.retire(run, record, "dead", reason)
+    return groups.retire(run, record, "bury", reason)
   end
   groups.write(run, record)
   return "pending"

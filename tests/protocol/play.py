@@ -1,0 +1,102 @@
+"""Helpers that play a worker and a trainer in the protocol's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import redis
+
+from roq import Batch, Completion, Reservation, RunConfig, Scheduler, Trajectory
+
+REWARDS = {1: 0.0, 2: 1.0}
+
+
+def trajectory(version: int = 0, reward: float = 1.0, tokens: int = 2, newest: int | None = None) -> Trajectory:
+    """A finished response of ``tokens`` tokens from one version, or half and half from two."""
+    segments = [(version, tokens)]
+    if newest is not None and newest != version:
+        segments = [(version, tokens - 1), (newest, 1)]
+    return Trajectory([1, 2, 3], [7] * tokens, [-0.5] * tokens, segments, reward)
+
+
+class Named:
+    """A run whose trajectories go by letters, A for the first prompt issued, as in the article."""
+
+    def __init__(self, sched: Scheduler, config: RunConfig, worker: str = "w0") -> None:
+        self.sched = sched
+        self.worker = worker
+        self.claims: dict[str, list[Reservation]] = {}
+        sched.create(config)
+
+    def admit(self, version: int, limit: int) -> str:
+        """Reserve; returns what was admitted, such as "A 1.4, B 1.3"."""
+        grant = self.sched.reserve(self.worker, version, limit)
+        self.verify()
+        named: list[str] = []
+        for claim in grant.reservations:
+            name = chr(ord("A") + claim.ordinal)
+            self.claims.setdefault(name, []).append(claim)
+            if len(self.claims[name]) == 1:
+                named.append(f"{name} {claim.buffer}.{claim.slot}")
+        return ", ".join(named)
+
+    def complete(self, name: str, rewards: Sequence[float] = (1.0,)) -> Completion:
+        """Complete all claimed members of a group; the answer to the last."""
+        answers = [
+            self.sched.complete(claim, trajectory(claim.v_traj, reward))
+            for claim, reward in zip(self.claims[name], _cycle(rewards), strict=False)
+        ]
+        self.verify()
+        return answers[-1]
+
+    def take(self) -> str | None:
+        """Take; the batch's letters in slot order."""
+        batch = self.sched.take("t0")
+        self.verify()
+        return None if batch is None else self.letters(batch)
+
+    def letters(self, batch: Batch) -> str:
+        return "".join(chr(ord("A") + group.ordinal) for group in batch.groups)
+
+    def publish(self, version: int) -> None:
+        self.sched.publish(version, f"weights/{version}", "t0")
+        self.verify()
+
+    def group(self, name: str) -> int:
+        return self.claims[name][0].group
+
+    def verify(self) -> None:
+        assert self.sched.verify() == []
+
+    def picture(self) -> list[str]:
+        """The buffers of the window, such as "O:A O:D . R:F"."""
+        client: redis.Redis = self.sched._redis
+        keys = self.sched._operations.keys
+        size = int(client.hget(keys["config"], "buffer_slots"))
+        slots = {place.decode(): text.decode() for place, text in client.hgetall(keys["slots"]).items()}
+        names = {claims[0].group: name for name, claims in self.claims.items()}
+        status = self.sched.status()
+        lines: list[str] = []
+        for buffer in range(status.frontier, status.window_end + 1):
+            cells: list[str] = []
+            for slot in range(1, size + 1):
+                content = slots.get(f"{buffer}.{slot}")
+                if content is None:
+                    cells.append(".")
+                else:
+                    kind, group = content.split()
+                    cells.append(f"{kind[0].upper()}:{names[int(group)]}")
+            lines.append(" ".join(cells))
+        return lines
+
+
+def _cycle(rewards: Sequence[float]) -> Iterator[float]:
+    while True:
+        yield from rewards
+
+
+def expire(sched: Scheduler, *workers: str) -> None:
+    """Let the leases of workers run out now, as if time had passed on the server."""
+    client: redis.Redis = sched._redis
+    for worker in workers:
+        assert client.zadd(sched._operations.keys["heartbeats"], {worker: 1}, xx=True, ch=True) == 1

@@ -1,0 +1,198 @@
+"""Take, publish, checkpoints, replay, the trainer's fencing, the end of the run, weights and their pins."""
+
+from __future__ import annotations
+
+import pytest
+
+from roq import Fenced, NotReady, RunConfig, RunEnded, Scheduler, StateLost, UnknownWeights
+from tests.protocol.play import Named, expire, trajectory
+
+
+def fill(sched: Scheduler, version: int, groups: int) -> None:
+    """Complete so many new groups."""
+    for claim in sched.reserve("w0", version, groups).reservations:
+        sched.complete(claim, trajectory(claim.v_traj, reward=claim.ordinal))
+    assert sched.verify() == []
+
+
+def step(sched: Scheduler, version: int, trainer: str = "t0") -> None:
+    fill(sched, version, 2)
+    assert sched.take(trainer) is not None
+    sched.publish(version + 1, f"w/{version + 1}", trainer)
+    assert sched.verify() == []
+
+
+CONFIG = RunConfig(eta=1, batch_size=2)
+
+
+def test_taking_again_returns_the_same_batch(sched: Scheduler) -> None:
+    sched.create(CONFIG)
+    fill(sched, 0, 3)
+    batch = sched.take("t0")
+    assert batch is not None
+    assert sched.take("t0") == batch
+    assert sched.take("t1") == batch  # a restarted trainer goes on where the dead one stopped
+    payloads = sched.payloads(batch.groups)
+    assert [t.reward for members in payloads for t in members] == [
+        m.reward for g in batch.groups for m in g.members
+    ]
+    with pytest.raises(Fenced, match="t1"):
+        sched.publish(1, "w/1", "t0")
+    sched.publish(1, "w/1", "t1")
+    assert sched.verify() == []
+
+
+def test_a_superseded_trainer_stays_fenced(sched: Scheduler) -> None:
+    sched.create(CONFIG)
+    fill(sched, 0, 2)
+    for trainer in ("t0", "t1", "t2"):
+        assert sched.take(trainer) is not None
+    for trainer in ("t0", "t1"):
+        with pytest.raises(Fenced):
+            sched.take(trainer)
+        with pytest.raises(Fenced):
+            sched.checkpointed(0, trainer)
+    assert sched.take("t2") is not None
+
+
+def test_publish_out_of_order(sched: Scheduler) -> None:
+    sched.create(CONFIG)
+    with pytest.raises(NotReady):
+        sched.publish(1, "w/1", "t0")
+    assert sched.take("t0") is None
+    with pytest.raises(NotReady, match="not taken"):
+        sched.publish(1, "w/1", "t0")
+    step(sched, 0)
+    with pytest.raises(NotReady):
+        sched.publish(3, "w/3", "t0")
+    sched.publish(1, "w/1", "t0")  # again: nothing changes
+    assert sched.status().version == 1
+    assert sched.status().ledger.trained == 2
+
+
+def test_batches_are_kept_until_a_checkpoint_covers_them(sched: Scheduler) -> None:
+    sched.create(CONFIG)
+    batches = []
+    for version in range(4):
+        fill(sched, version, 2)
+        batches.append(sched.take("t0"))
+        sched.publish(version + 1, f"w/{version + 1}", "t0")
+    sched.checkpointed(2, "t0")
+    assert sched.verify() == []
+    for version in (2, 3):
+        again = sched.take("t1", version=version)
+        assert again is not None
+        assert again.replay
+        assert again.groups == batches[version].groups
+        assert len(sched.payloads(again.groups)) == 2
+    assert sched.take("t1", version=4) is None
+    with pytest.raises(StateLost, match="checkpoint 2"):
+        sched.take("t1", version=1)
+    with pytest.raises(StateLost, match="not on the server"):
+        sched.payloads(batches[0].groups)
+    sched.checkpointed(4, "t1")
+    assert sched.status().payload_bytes == 0
+    assert sched.verify() == []
+
+
+def test_checkpoint_of_an_unpublished_version(sched: Scheduler) -> None:
+    sched.create(CONFIG)
+    step(sched, 0)
+    with pytest.raises(NotReady, match="newer than"):
+        sched.checkpointed(2, "t0")
+
+
+def test_trainer_ahead_of_the_server(sched: Scheduler) -> None:
+    sched.create(CONFIG)
+    step(sched, 0)
+    with pytest.raises(StateLost, match="lost acknowledged writes"):
+        sched.take("t0", version=2)
+
+
+def test_large_batches_are_freed_in_portions(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=0, batch_size=100))
+    fill(sched, 0, 100)
+    assert sched.take("t0") is not None
+    sched.publish(1, "w/1", "t0")
+    sched.checkpointed(1, "t0")
+    assert sched.status().payload_bytes == 0
+    assert sched.verify() == []
+
+
+def test_end_by_steps(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=2, total_steps=2))
+    step(sched, 0)
+    assert not sched.status().ended
+    step(sched, 1)
+    assert sched.status().ended
+    assert sched.renew("w0").ended
+    with pytest.raises(RunEnded):
+        sched.take("t0")
+    assert sched.status().ledger.in_slots == 0
+
+
+def test_end_by_prompts(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=2, prompts=5))
+    step(sched, 0)
+    step(sched, 1)
+    held = sched.reserve("w0", 2, 1).reservations[0]
+    assert sched.take("t0") is None  # the last prompt is still being generated
+    sched.complete(held, trajectory(2))
+    assert sched.take("t0") is None  # one group fills no batch: this ends the run
+    with pytest.raises(RunEnded):
+        sched.take("t0")
+    status = sched.status()
+    assert status.ended
+    assert (status.ledger.in_slots, status.ledger.trained, status.ledger.balanced) == (1, 4, True)
+
+
+def test_an_ended_run_can_still_be_replayed(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=2, total_steps=2))
+    step(sched, 0)
+    step(sched, 1)
+    assert sched.take("t1", version=0) is not None
+    assert sched.take("t1", version=1) is not None
+    with pytest.raises(RunEnded):
+        sched.take("t1", version=2)
+    sched.checkpointed(2, "t1")
+    assert sched.verify() == []
+
+
+def test_stuck_timeout_drops_what_the_trainer_waits_for(sched: Scheduler) -> None:
+    import time
+
+    run = Named(sched, RunConfig(eta=1, batch_size=2, stuck_timeout_s=0.1))
+    assert run.admit(0, 4) == "A 1.2, B 1.1, C 0.2, D 0.1"
+    run.complete("A")
+    assert run.picture() == ["O:A R:C", "R:B R:D"]
+    assert run.take() is None  # the clock starts here
+    time.sleep(0.15)
+    assert run.take() is None
+    assert run.picture() == ["O:A .", "R:B R:D"]
+    assert [c.reason for c in sched.renew("w0").cancelled] == ["stuck_timeout"]
+    assert sched.status().ledger.requeued == 1
+    assert run.admit(0, 1) == ""  # C again: requeued prompts go first
+    assert run.claims["C"][-1].attempt == 1
+    assert sched.status().ledger.requeued == 0
+
+
+def test_weights_are_pinned_and_retired(sched: Scheduler) -> None:
+    sched.create(CONFIG, weights="base")
+    assert sched.pin("w0").location == "base"
+    for version in range(5):
+        step(sched, version)
+    assert sched.pin("w0", 2).version == 2
+    assert sched.pin("w1", 3).location == "w/3"
+    sched.renew("w1", version=3)
+    retired = sched.retire_weights("t0", keep=1)
+    assert [w.version for w in retired] == [1, 4]  # 0 is the user's own model, 5 the newest
+    assert sched.retire_weights("t0", keep=1) == []
+    with pytest.raises(UnknownWeights, match="newest"):
+        sched.pin("w0", 1)
+    sched.renew("w0", version=2)
+    sched.renew("w0", version=5)
+    assert [w.version for w in sched.retire_weights("t0", keep=1)] == [2]
+    expire(sched, "w1")
+    sched.reserve("w0", 5, 0)
+    assert [w.version for w in sched.retire_weights("t0", keep=1)] == [3]
+    assert sched.verify() == []
