@@ -1,0 +1,76 @@
+"""A tiny Qwen3 with a real tokenizer, made on the fly, and one engine on it for a whole module."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+VOCABULARY = ["<pad>", "<eos>", *"0123456789+-*/=() abcdefghijklmnopqrstuvwxyzQA:.,?<>\n"]
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+def make_model(folder: Path, *, seed: int = 0, tied: bool = False, **changes: Any) -> Path:
+    """A random Qwen3 of 2 layers, hidden 64, head size 32, with a character tokenizer."""
+    import torch
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = Tokenizer(
+        models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<pad>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+    shape = {
+        "vocab_size": len(VOCABULARY),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": tied,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "initializer_range": 0.2,  # far from uniform, so that wrong weights show in the log-probs
+    } | changes
+    torch.manual_seed(seed)
+    Qwen3ForCausalLM(Qwen3Config(**shape)).float().save_pretrained(folder)
+    fast.save_pretrained(folder)
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is tied
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``models(seed=…, tied=…)`` → the folder of such a model, made once a session."""
+    made: dict[str, Path] = {}
+
+    def get(**settings: Any) -> Path:
+        key = json.dumps(settings, sort_keys=True)
+        if key not in made:
+            made[key] = make_model(tmp_path_factory.mktemp("model"), **settings)
+        return made[key]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Run a coroutine on the module's event loop: an engine belongs to one loop for its lifetime."""
+    loop = asyncio.new_event_loop()
+
+    def within(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return loop.run_until_complete(asyncio.wait_for(coroutine, 120))
+
+    yield within
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()

@@ -1,0 +1,51 @@
+"""``python -m roq_worker``: one rollout worker process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+import click
+
+from roq.errors import ConfigError, RoqError
+
+
+@click.command()
+@click.option("--redis", "url", required=True, envvar="ROQ_REDIS", help="Server URL: redis://… or unix://….")
+@click.option("--run", required=True, envvar="ROQ_RUN", help="Name of the run; all else is stored with it.")
+@click.option("--name-prefix", default="", help="Put before the worker's name, to tell hosts apart.")
+def main(url: str, run: str, name_prefix: str) -> None:
+    """Generate and score trajectories for a run until it has ended or SIGTERM comes.
+
+    Exits 0 then, 2 when the job cannot work on this host, 1 for any other failure.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    from roq_worker.rollout import rollout
+
+    code = 0
+    try:
+        asyncio.run(rollout(url, run, name_prefix))
+    except RoqError as error:
+        print(f"roq worker: {' '.join(str(error).split())}", file=sys.stderr)
+        code = 2 if isinstance(error, ConfigError) else 1
+    _end(code)
+
+
+def _end(code: int) -> None:
+    """End now: a start under way runs in a thread that cannot be stopped, and its processes stay behind."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        try:
+            child.kill()
+        except psutil.Error:
+            continue
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Child processes that end with the worker, even when it is killed with -9."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+__all__ = ["die_with_parent", "watch_parent"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process with its parent's starting thread; elsewhere :func:`watch_parent`.
+
+    Works even while this process holds the GIL. Only for children that the main thread starts: the
+    signal comes when that thread ends.
+    """
+    parent = os.getppid()
+    if not sys.platform.startswith("linux"):
+        watch_parent()
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def watch_parent(every_s: float = 1.0) -> None:
+    """End this process soon after its parent is gone, whichever thread of it started us."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(every_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()

@@ -1,0 +1,55 @@
+"""A response in the making: the claim on it and the tokens so far."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from roq.trajectory import Prefix
+from roq.types import Reservation
+from roq_worker.engine import Delta
+
+__all__ = ["Draft", "seed_of"]
+
+
+@dataclass
+class Draft:
+    """``tokens`` and ``logprobs``, both [T]; ``segments`` are (version, count) spans over them.
+
+    ``handing_in``: its result or its failure is on the way, so that it is neither stopped nor handed back.
+    """
+
+    claim: Reservation
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    segments: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    task: asyncio.Task[None] | None = None
+    handing_in: bool = False
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What a cancellation names: group, member, token."""
+        return self.claim.group, self.claim.member, self.claim.token
+
+    @property
+    def prefix(self) -> Prefix:
+        """The response so far, for the scheduler to keep."""
+        return Prefix(self.tokens, self.logprobs, self.segments)
+
+    def add(self, more: Delta | Prefix) -> None:
+        """Append what the engine gave, or what an earlier worker left; equal versions become one span."""
+        self.tokens += more.tokens
+        self.logprobs += more.logprobs
+        for version, count in more.segments:
+            if self.segments and self.segments[-1][0] == version:
+                count += self.segments.pop()[1]
+            self.segments.append((version, count))
+
+
+def seed_of(run_seed: int, claim: Reservation) -> int:
+    """A sampling seed (63 bits) of its own for each attempt at each member of each prompt of a run."""
+    parts: Sequence[int] = (run_seed, claim.ordinal, claim.member, claim.attempt)
+    text = ":".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

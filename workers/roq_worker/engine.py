@@ -1,0 +1,297 @@
+"""vLLM as the rollout loop needs it: stream tokens, and change weights while they stream.
+
+A thin wrapper on ``AsyncLLM``. What it adds: every delta says which weights version sampled which of
+its tokens, and :meth:`Engine.swap` refuses weights that do not fit before it writes the first one.
+
+Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roq.config import Rollout
+from roq.errors import ConfigError, RoqError
+from roq_worker import _cpu
+from roq_worker.model_folder import Shapes, WeightsError, check_model, read_shapes, resolve_model
+
+__all__ = ["BACKEND", "Delta", "Engine", "EngineError"]
+
+BACKEND = "roq_files"  # the weight-transfer backend that roq_worker.weight_files registers
+
+SWAP_LIMIT_S = 600.0  # a large model from a slow disk takes minutes; a hung engine takes for ever
+
+Segments = list[tuple[int, int]]
+
+
+class EngineError(RoqError):
+    """vLLM failed or died; what it was generating is lost to this worker."""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one engine step, or a few, added to a response.
+
+    ``tokens`` and their ``logprobs`` (nats, under the weights that sampled them, after temperature),
+    both [n]; ``segments`` are ``(version, count)`` spans over them; ``finish_reason`` is "stop" or
+    "length" in the last delta and None before.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    segments: Segments
+    finish_reason: str | None = None
+
+
+class Engine:
+    """One vLLM engine in its own process, with the weights of one version loaded.
+
+    Attributes:
+        version: the weights version that new tokens are sampled with.
+        tokenizer: the model's tokenizer (transformers).
+        inflight: requests that are generating now.
+        tokens: tokens sampled since the start.
+        progress_at: ``time.monotonic()`` of the last sign of life: an output, or a first request.
+    """
+
+    def __init__(self, llm: Any, version: int, shapes: Shapes, tied: bool, rollout: Rollout) -> None:
+        self._llm = llm
+        self._tied = tied
+        self._shapes = self._loaded(shapes)
+        self._rollout = rollout
+        self._ids = itertools.count()
+        self._swapping = asyncio.Lock()
+        self._broken = ""
+        self.version = version
+        self.tokenizer: Any = llm.get_tokenizer()
+        ends = llm.input_processor.generation_config_fields.get("eos_token_id") or []
+        self._end_tokens = {self.tokenizer.eos_token_id, *([ends] if isinstance(ends, int) else ends)}
+        self.inflight = 0
+        self.tokens = 0
+        self.progress_at = time.monotonic()
+
+    @classmethod
+    async def start(
+        cls, location: str, version: int, rollout: Rollout, *, dtype: str, max_prompt_tokens: int
+    ) -> Engine:
+        """Start an engine on a Hugging Face folder (or hub name) that holds weights ``version``.
+
+        Raises:
+            ConfigError: the model or the engine arguments cannot work.
+            EngineError: vLLM did not start.
+        """
+        _cpu.set_environment()
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        # The worker has threads (the heartbeat) by now; forking them could deadlock the child.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        folder = resolve_model(location)
+        max_model_len = max_prompt_tokens + rollout.max_tokens
+        shapes, tied = check_model(folder, max_model_len)
+        arguments: dict[str, Any] = {
+            "model": str(folder),
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "max_num_seqs": rollout.max_concurrency,
+            "logprobs_mode": "processed_logprobs",  # after temperature: what sampling really used
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+            **_cpu.engine_arguments(),
+            **rollout.engine,
+            "worker_extension_cls": "roq_worker.weight_files.WorkerExtension",
+        }
+        # In a thread: starting takes seconds to minutes, and the loop must keep answering meanwhile.
+        llm = await asyncio.to_thread(_start_vllm, arguments)
+        engine = cls(llm, version, shapes, tied, rollout)
+        await llm.update_weight_version(str(version))
+        return engine
+
+    async def generate(
+        self, prompt: Sequence[int], *, max_tokens: int, seed: int
+    ) -> AsyncGenerator[Delta, None]:
+        """Sample a continuation of ``prompt`` (token ids, [P]) and yield it as it comes.
+
+        Closing the iterator or cancelling the task aborts the request in the engine at once. To go on
+        from a prefix, pass prompt + prefix; the prefix cache spares most of its computation.
+
+        Raises:
+            EngineError: the engine failed or died.
+        """
+        from vllm import SamplingParams
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        rollout = self._rollout
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            seed=seed,
+            stop=rollout.stop or None,
+            include_stop_str_in_output=True,  # the tokens hold it, so the text the scorer sees does too
+            detokenize=bool(rollout.stop),
+            logprobs=0,  # of the sampled token only
+            output_kind=RequestOutputKind.DELTA,
+        )
+        request_id = f"r{next(self._ids)}"
+        # The salt keeps blocks computed with other weights from being reused (kv_on_swap = "keep").
+        request = tokens_input(list(prompt), cache_salt=f"v{self.version}")
+        sent, starts = 0, None
+        if self.inflight == 0:
+            self.progress_at = time.monotonic()
+        self.inflight += 1
+        try:
+            async for output in self._llm.generate(request, params, request_id):
+                self.progress_at = time.monotonic()
+                new = output.outputs[0]
+                if new.weight_versions is not None:  # comes with the last output only
+                    starts = [(span.version, span.start) for span in new.weight_versions]
+                elif starts is None:
+                    starts = self._version_starts(request_id)
+                if new.finish_reason not in (None, "stop", "length"):
+                    why = f"vLLM ended a request with {new.finish_reason!r}"
+                    raise EngineError(why)  # noqa: TRY301
+                tokens = list(new.token_ids)
+                steps: Any = new.logprobs or []  # for each token: {token id: Logprob}
+                logprobs = [float(step[token].logprob) for token, step in zip(tokens, steps, strict=True)]
+                segments = _spans(starts, sent, sent + len(tokens))
+                sent += len(tokens)
+                self.tokens += len(tokens)
+                yield Delta(tokens, logprobs, segments, new.finish_reason)
+        except RoqError:
+            raise
+        except Exception as error:
+            raise EngineError(f"vLLM failed: {type(error).__name__}: {error}".rstrip(": ")) from error
+        finally:
+            self.inflight -= 1
+
+    def _version_starts(self, request_id: str) -> list[tuple[str, int]]:
+        # (label, first output token) of each span so far; vLLM appends to this list as it goes. Its
+        # public form, CompletionOutput.weight_versions, is there at the end only, and a prefix that
+        # is handed on in mid-response needs its spans too.
+        processor = self._llm.output_processor
+        (internal_id,) = processor.external_req_ids[request_id]
+        return processor.request_states[internal_id].weight_version_starts
+
+    async def swap(self, location: str, version: int) -> float:
+        """Load other weights of the same shapes under the requests in flight, which all go on.
+
+        With ``kv_on_swap = "recompute"`` their KV cache is computed again with the new weights, so
+        that later log-probs equal the new model's; with "keep" it stays, and is cheaper and older.
+
+        Returns:
+            Seconds for which nothing was generated.
+
+        Raises:
+            WeightsError: the files cannot be read or do not fit; the old weights stay in use.
+            EngineError: the engine failed with some of the new weights written; do not use it again.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        folder = Path(location)
+        async with self._swapping:
+            await asyncio.to_thread(self._check_fit, folder)
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(SWAP_LIMIT_S):
+                    recompute = self._rollout.kv_on_swap == "recompute"
+                    await self._llm.pause_generation(mode="keep", clear_cache=recompute)
+                    await self._llm.start_weight_update()
+                    await self._llm.update_weights(WeightTransferUpdateRequest({"path": str(folder)}))
+                    await self._llm.finish_weight_update(str(version))
+                    self.version = version
+                    await self._llm.resume_generation()
+            except Exception as error:
+                # It stays paused: tokens from half-written weights belong to no version.
+                self._broken = f"loading weights v{version} from {folder} failed midway: {_one_line(error)}"
+                raise EngineError(self._broken) from error
+            self.progress_at = time.monotonic()
+            return self.progress_at - began
+
+    def _loaded(self, shapes: Shapes) -> Shapes:
+        # Some exporters write the output layer even where it is the embedding; vLLM skips it.
+        return {n: s for n, s in shapes.items() if not (self._tied and n == "lm_head.weight")}
+
+    def _check_fit(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise WeightsError(f"{folder}: there is no such folder; is it on a disk that this host shares?")
+        found = self._loaded(read_shapes(folder))
+        if found == self._shapes:
+            return
+        wrong = [
+            f"{name} is {_shape(found.get(name))} instead of {_shape(self._shapes.get(name))}"
+            for name in sorted(self._shapes.keys() | found.keys())
+            if found.get(name) != self._shapes.get(name)
+        ]
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        raise WeightsError(
+            f"{folder}: the weights do not fit the running model: {'; '.join(wrong[:3])}{more}"
+        )
+
+    @property
+    def failure(self) -> str:
+        """Why this engine can no longer be used; empty while it can."""
+        if not self._broken and self._llm.errored:
+            self._broken = "vLLM's engine process died; see the worker's log for its last words"
+        return self._broken
+
+    def finished(self, tokens: Sequence[int]) -> str | None:
+        """Why a response of these tokens is complete ("stop" or "length"); None if it can go on."""
+        if tokens and tokens[-1] in self._end_tokens:
+            return "stop"
+        if self._rollout.stop:
+            text = self.decode(tokens)
+            if any(stop in text for stop in self._rollout.stop):
+                return "stop"
+        return "length" if len(tokens) >= self._rollout.max_tokens else None
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a response, without special tokens."""
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """End the engine process; requests still in flight are lost. Blocks, at most ``timeout_s``."""
+        self._llm.shutdown(timeout=timeout_s)
+
+
+def _start_vllm(arguments: dict[str, Any]) -> Any:
+    from vllm.config import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    arguments["weight_transfer_config"] = WeightTransferConfig(backend=BACKEND)
+    try:
+        engine_args = AsyncEngineArgs(**arguments)
+        config = engine_args.create_engine_config()
+    except (TypeError, ValueError) as error:  # pydantic's error is a ValueError
+        raise ConfigError(f"vLLM refuses the model or [rollout.engine]: {_one_line(error)}") from error
+    try:
+        return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+    except Exception as error:
+        raise EngineError(f"vLLM did not start: {_one_line(error)}; its log says more") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else "x".join(map(str, shape)) or "a scalar"
+
+
+def _spans(starts: Sequence[tuple[str, int]], begin: int, end: int) -> Segments:
+    """The part of ``[begin, end)`` that each version covers, from where each version starts."""
+    ends = [start for _, start in starts[1:]] + [end]
+    clipped = [
+        (int(label), min(stop, end) - max(start, begin))
+        for (label, start), stop in zip(starts, ends, strict=True)
+    ]
+    return [(version, count) for version, count in clipped if count > 0]

@@ -1,0 +1,112 @@
+"""Keeps a worker's claims alive from a thread of its own, whatever the worker's loop is busy with.
+
+A worker holds claims for ``lease_s``; a rollout may take many times that. The thread renews three
+times a lease with its own connection, so a slow reward, a weight swap or a blocked event loop costs
+no claim. But a worker that makes no progress at all must lose its claims: once nobody has called
+:meth:`Heartbeat.tick` for :data:`STALLED_AFTER_S`, the thread stops renewing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from roq.errors import RoqError, ServerUnavailable
+from roq.types import Renewal
+
+__all__ = ["STALLED_AFTER_S", "Heartbeat", "Renewer"]
+
+STALLED_AFTER_S = 300.0  # longer than any engine step or weight load; far shorter than forever
+
+
+class Renewer(Protocol):
+    """The part of ``roq.Scheduler`` that a heartbeat uses."""
+
+    def renew(self, worker: str, version: int | None = None, info: dict[str, Any] | None = None) -> Renewal:
+        """See ``roq.Scheduler.renew``."""
+        ...
+
+
+class Heartbeat:
+    """Renews ``worker``'s lease every ``lease_s / 3`` until :meth:`stop`.
+
+    Args:
+        scheduler: a synchronous scheduler that only this thread uses.
+        describe: called before each renewal for the loaded version and the info shown in status;
+            runs in the thread, so it should only read.
+        on_renewal: gets each answer; runs in the thread.
+        on_failure: gets a refusal that renewing again cannot mend (no such run); runs in the thread.
+        say: prints one line for a person.
+    """
+
+    def __init__(
+        self,
+        scheduler: Renewer,
+        worker: str,
+        lease_s: float,
+        *,
+        describe: Callable[[], tuple[int | None, dict[str, Any]]],
+        on_renewal: Callable[[Renewal], None],
+        on_failure: Callable[[RoqError], None],
+        say: Callable[[str], None],
+        stalled_after_s: float = STALLED_AFTER_S,
+    ) -> None:
+        self._scheduler = scheduler
+        self._worker = worker
+        self._every_s = lease_s / 3
+        self._describe = describe
+        self._on_renewal = on_renewal
+        self._on_failure = on_failure
+        self._say = say
+        self._stalled_after_s = stalled_after_s
+        self._ticked_at = time.monotonic()
+        self._stop = threading.Event()
+        self._now = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="roq-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; the first renewal, which registers the worker, comes at once."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """Stop renewing. Waits for a renewal under way, at most ``timeout_s``."""
+        self._stop.set()
+        self._now.set()
+        self._thread.join(timeout_s)
+
+    def tick(self) -> None:
+        """Say that the worker makes progress."""
+        self._ticked_at = time.monotonic()
+
+    def renew_now(self) -> None:
+        """Renew without waiting for the next turn, e.g. to show a new weights version in status."""
+        self._now.set()
+
+    def _run(self) -> None:
+        stalled = away = False
+        while not self._stop.is_set():
+            began = time.monotonic()
+            silent_s = began - self._ticked_at
+            if silent_s > self._stalled_after_s:
+                if not stalled:
+                    self._say(
+                        f"no progress for {silent_s:.0f} s: no longer renewing, so that others take over"
+                    )
+                stalled = True
+            else:
+                stalled = False
+                try:
+                    version, info = self._describe()
+                    self._on_renewal(self._scheduler.renew(self._worker, version, info))
+                    away = False
+                except ServerUnavailable as error:
+                    if not away:
+                        self._say(f"heartbeat: {error}")
+                    away = True
+                except RoqError as error:
+                    self._on_failure(error)
+                    return
+            self._now.wait(max(0.0, self._every_s - (time.monotonic() - began)))
+            self._now.clear()

@@ -1,0 +1,97 @@
+"""What a worker counts, and the lines it writes to ``workers/{worker}.jsonl`` in the run's folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+__all__ = ["Counters", "Log", "Rate", "resident_bytes"]
+
+
+@dataclass
+class Counters:
+    """Counted since the worker's loop began; all only rise.
+
+    Attributes:
+        completed: trajectories handed in.
+        released: handed back unfinished at a detach.
+        cancelled: stopped because the scheduler said so.
+        fenced: finished or failed too late, when another worker had the claim.
+        failed: attempts that a reward function or the engine failed.
+        swaps, swap_s: weights loaded while running, and the seconds without generation for it.
+        swap_failures: weights that could not be loaded at the first try.
+        idle_s: the engine had nothing to do.
+        blocked_s: there were free places, and the scheduler refused to fill them.
+    """
+
+    completed: int = 0
+    released: int = 0
+    cancelled: int = 0
+    fenced: int = 0
+    failed: int = 0
+    swaps: int = 0
+    swap_s: float = 0.0
+    swap_failures: int = 0
+    idle_s: float = 0.0
+    blocked_s: float = 0.0
+
+
+class Log:
+    """Appends lines of JSON; a disk that refuses them is reported once and costs nothing else."""
+
+    def __init__(self, folder: Path, worker: str, say: Any) -> None:
+        self._path = folder / "workers" / f"{worker}.jsonl"
+        self._worker = worker
+        self._say = say
+        self._began = time.monotonic()
+        self._failed = False
+
+    def write(self, counters: Counters, **more: Any) -> None:
+        """One line: ``time`` (unix s), ``worker``, ``wall_s`` since the start, all counters, ``more``."""
+        wall_s = time.monotonic() - self._began
+        line = {"time": time.time(), "worker": self._worker, "wall_s": wall_s} | asdict(counters) | more
+        line["wait_s"] = counters.idle_s + counters.blocked_s
+        line["rss_bytes"] = resident_bytes()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            if not self._failed:
+                self._say(f"metrics cannot be written, going on without: {error}")
+            self._failed = True
+
+
+@dataclass
+class Rate:
+    """A rate over the last ``over_s`` seconds of a count that only rises."""
+
+    over_s: float = 10.0
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def update(self, count: int) -> float:
+        """Take in the count of now; returns its rise per second."""
+        now = time.monotonic()
+        self._seen.append((now, count))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= self.over_s:
+            self._seen.popleft()
+        (since, before) = self._seen[0]
+        return (count - before) / (now - since) if now > since else 0.0
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process and all its descendants (engine and reward processes)."""
+    total = 0
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        try:
+            total += process.memory_info().rss
+        except psutil.Error:  # it ended meanwhile
+            continue
+    return total

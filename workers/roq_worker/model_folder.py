@@ -1,0 +1,86 @@
+"""What can be said of a model folder from its files alone, before an engine is touched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from roq import checks
+from roq.errors import ConfigError, RoqError
+
+__all__ = ["Shapes", "WeightsError", "check_model", "read_shapes", "resolve_model"]
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class WeightsError(RoqError):
+    """Published weights that cannot be loaded; the engine still has the weights it had before."""
+
+
+def resolve_model(location: str) -> Path:
+    """The local folder of a model: ``location`` itself, or the download of a Hugging Face hub name.
+
+    Raises:
+        ConfigError: there is no such folder and no such model can be downloaded.
+    """
+    path = Path(location)
+    if path.is_dir():
+        return path
+    if path.is_absolute() or location.startswith((".", "~")):
+        raise ConfigError(f"model.path = {location!r}: there is no such folder")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(location, ignore_patterns=["*.bin", "*.pth", "*.gguf", "original/*"]))
+    except Exception as error:  # noqa: BLE001 - the hub's errors share no base class
+        raise ConfigError(
+            f"model.path = {location!r}: not a folder here, and the Hugging Face hub does not give it "
+            f"({str(error).splitlines()[0]})"
+        ) from None
+
+
+def read_shapes(folder: Path) -> Shapes:
+    """Name and shape of every tensor in the folder's safetensors files; reads their headers only.
+
+    Raises:
+        WeightsError: a file is missing, cut short or not safetensors.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise WeightsError(
+            f"{folder}: no *.safetensors file in it; export the weights before publishing them"
+        )
+    shapes: Shapes = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - not a dict
+                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
+        except (OSError, SafetensorError) as error:
+            raise WeightsError(f"{file}: cannot be read as safetensors: {error}") from None
+    return shapes
+
+
+def check_model(folder: Path, max_model_len: int) -> tuple[Shapes, bool]:
+    """Check that an engine can start on this folder.
+
+    Returns:
+        Its tensors' shapes, and whether its output layer is its embedding (tied).
+
+    Raises:
+        ConfigError: no weights, no tokenizer, an unsupported head size, or a context shorter than
+            ``max_model_len`` (prompt + response, in tokens).
+    """
+    checks.check_model(str(folder), engines_here=True)
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise ConfigError(f"{folder}: the model folder has no tokenizer; save one beside the weights")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    context = config.get("text_config", config).get("max_position_embeddings")
+    if context is not None and context < max_model_len:
+        raise ConfigError(
+            f"data.max_prompt_tokens + rollout.max_tokens = {max_model_len} is more than the "
+            f"{context} positions of the model in {folder}"
+        )
+    return read_shapes(folder), bool(config.get("tie_word_embeddings"))

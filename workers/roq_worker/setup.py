@@ -1,0 +1,87 @@
+"""What a worker does once, before its loop: read the job, check the prompts, start the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from roq.aclient import AsyncScheduler
+from roq.config import Job
+from roq.errors import ConfigError
+from roq.jobs import read_job_async
+from roq.prompts import Prompts, load_prompts
+from roq_worker.engine import Engine
+from roq_worker.texts import check_lengths
+
+__all__ = ["Stopped", "read_work", "start_engine", "unless", "worker_name"]
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """SIGTERM came while the worker was starting."""
+
+
+def worker_name(prefix: str) -> str:
+    """A name that no other process start ever has, so that an old claim is never taken for a new one."""
+    return f"{prefix}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+async def read_work(scheduler: AsyncScheduler) -> tuple[Job, Prompts]:
+    """The run's job, and its prompts as found on this host.
+
+    Raises:
+        ConfigError: they cannot be loaded, or are not the ones the run was created with.
+    """
+    job, settings = await read_job_async(scheduler), await scheduler.settings()
+    prompts = await asyncio.to_thread(load_prompts, job.data)
+    if settings.get("data.digest") != prompts.digest or settings.get("data.length") != str(len(prompts)):
+        raise ConfigError(
+            f"the {len(prompts)} prompts of {job.data.file or job.data.dataset} on this host (digest "
+            f"{prompts.digest[:12]}) are not the {settings.get('data.length')} of the run (digest "
+            f"{settings.get('data.digest', '')[:12]}); give this host the same file, or the same "
+            "version of reasoning-gym"
+        )
+    return job, prompts
+
+
+async def start_engine(scheduler: AsyncScheduler, worker: str, job: Job, prompts: Prompts) -> Engine:
+    """Start the engine on the newest published weights, pinned so that nobody deletes them meanwhile.
+
+    Raises:
+        ConfigError: the model, the engine's arguments or the prompts' lengths cannot work.
+        EngineError: vLLM did not start.
+    """
+    weights = await scheduler.pin(worker)
+    engine = await Engine.start(
+        weights.location,
+        weights.version,
+        job.rollout,
+        dtype=job.model.dtype,
+        max_prompt_tokens=job.data.max_prompt_tokens,
+    )
+    try:
+        await asyncio.to_thread(check_lengths, prompts, engine.tokenizer, job.data)
+    except ConfigError:
+        engine.close()
+        raise
+    return engine
+
+
+async def unless(stop: asyncio.Event, work: Awaitable[T]) -> T:
+    """The result of ``work``.
+
+    Raises:
+        Stopped: ``stop`` was set before it was there.
+    """
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    raise Stopped
