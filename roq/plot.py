@@ -118,15 +118,22 @@ def _waiting(axes: Axes, records: Records) -> None:
         x, [step.wait_s for step in steps], width=0.82, color="#cbd2d9", label="trainer waits for a batch"
     )
     workers = [lines for lines in records.workers.values() if lines]
+    shown = [step.wait_s for step in steps]
     if workers:
         starts = [steps[0].time - steps[0].wait_s - steps[0].step_s, *(step.time for step in steps)]
         spans = list(pairwise(starts))
         idle = [_per_worker(workers, span, "idle_s") for span in spans]
         blocked = [_per_worker(workers, span, "blocked_s") for span in spans]
-        axes.plot(x, blocked, color=AMBER, linewidth=1.6, label="worker has free places, window full")
+        shown += blocked + idle
         axes.plot(x, idle, color=RED, linewidth=1.6, label="worker idle")
+        axes.plot(x, blocked, color=AMBER, linewidth=1.6, label="worker with free places, window full")
     _title(axes, "Waiting, seconds per step")
-    axes.set_ylim(bottom=0)
+    # The first wait holds the engines' start; it may not flatten all the others.
+    top = 1.15 * max([value for i, value in enumerate(shown) if i % len(steps) > 0] or shown) or 1.0
+    axes.set_ylim(0, top)
+    for place, step in zip(x, steps, strict=True):
+        if step.wait_s > top:
+            axes.annotate(f" {step.wait_s:.0f} s", (place + 0.4, top), va="top", color=QUIET, fontsize=9)
     _legend(axes, 3)
 
 

@@ -62,8 +62,8 @@ def up(
     worker: Callable[[str, str], Sequence[str]] = worker_command,
     trainer: Callable[[str, str, int], Sequence[str]] = trainer_command,
     restarts: Restarts | None = None,
-) -> Summary | None:
-    """Run the job to its end and return the summary; None when it was told to stop before.
+) -> tuple[Summary | None, int]:
+    """Run the job to its end; returns the summary, or None and the number of the signal that stopped it.
 
     Raises:
         ConfigError, UnsuitableServer, ConfigMismatch: the input cannot work; nothing was changed.
@@ -135,7 +135,7 @@ def up(
             write_summary(summary, folder)
             if (plot := write_plot(watch.records, summary, folder)) is not None:
                 display.say(f"plot: {plot}")
-        return summary
+        return summary, signals[0] if signals else 0
 
 
 def down(job: Job, say: Callable[[str], None]) -> None:

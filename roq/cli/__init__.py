@@ -1,0 +1,32 @@
+"""The command line: ``roq COMMAND``.
+
+Exit codes: 0 done; 1 failed, or ``roq verify`` found something; 2 the input cannot work and nothing
+was changed; 130 and 143 ``roq up`` was told to stop.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import click
+
+from roq.cli import _control, _look, _run
+from roq.cli._common import EchoLog, Group
+
+__all__ = ["main"]
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="roq", message="%(version)s")
+def main() -> None:
+    """Asynchronous RL post-training, scheduled inside Redis.
+
+    Commands find a run by its job file (CONFIG), or by --redis and --run.
+    """
+    log = logging.getLogger("roq")
+    if not any(isinstance(handler, EchoLog) for handler in log.handlers):
+        log.addHandler(EchoLog())
+
+
+for command in (*_run.COMMANDS, *_look.COMMANDS, *_control.COMMANDS):
+    main.add_command(command)

@@ -1,0 +1,152 @@
+"""What all commands share: finding the run, waiting for its server, errors as one plain line."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+from roq.client import Scheduler
+from roq.config import load_job
+from roq.errors import (
+    ConfigError,
+    ConfigMismatch,
+    Invalid,
+    InvalidTrajectory,
+    RoqError,
+    UnknownGroup,
+    UnknownRun,
+    UnsuitableServer,
+)
+from roq.server import EmbeddedServer
+from roq.server_checks import wait_for_server
+
+__all__ = ["Group", "Target", "as_json", "config_argument", "echo_json", "notice", "table", "target"]
+
+# What the caller can only mend by writing something else: exit code 2. All other errors: 1.
+BAD_INPUT = (
+    ConfigError,
+    ConfigMismatch,
+    Invalid,
+    InvalidTrajectory,
+    UnknownGroup,
+    UnknownRun,
+    UnsuitableServer,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Group(click.Group):
+    """Turns every :class:`RoqError` into one line on stderr and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except RoqError as error:
+            fail(error)
+
+
+def fail(error: RoqError) -> NoReturn:
+    """Say the error in one plain line and exit."""
+    notice(f"roq: {' '.join(str(error).split())}")
+    raise SystemExit(2 if isinstance(error, BAD_INPUT) else 1)
+
+
+def notice(text: str) -> None:
+    """A line for the person at the terminal, beside the output proper."""
+    click.echo(text, err=True)
+
+
+config_argument = click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+as_json = click.option("--json", "json_", is_flag=True, help="Print JSON instead of text.")
+
+
+class Target(msgspec.Struct, frozen=True):
+    """The run that a command is about: the server's URL and the run's name."""
+
+    url: str
+    run: str
+    wait_s: float
+
+    @contextmanager
+    def scheduler(self) -> Generator[Scheduler]:
+        """A client for the run, once its server answers."""
+        wait_for_server(self.url, self.wait_s, notice)
+        with Scheduler(self.url, self.run, retry_s=self.wait_s) as scheduler:
+            yield scheduler
+
+
+def target(command: F) -> F:
+    """Give a command CONFIG, ``--redis`` and ``--run``, and pass it the :class:`Target` they name.
+
+    Options outrank the file, the file outranks the environment.
+    """
+
+    @click.argument("config", type=click.Path(path_type=Path, dir_okay=False), required=False)
+    @click.option("--redis", "url", envvar="ROQ_REDIS", show_envvar=True, help="URL of the server.")
+    @click.option("--run", envvar="ROQ_RUN", show_envvar=True, help="Name of the run.")
+    @click.option(
+        "--wait", default=60.0, show_default=True, help="Seconds to wait for a server that is away."
+    )
+    @click.pass_context
+    @functools.wraps(command)
+    def wrapped(
+        ctx: click.Context, config: Path | None, url: str | None, run: str | None, wait: float, **rest: Any
+    ) -> Any:
+        def option(name: str, value: str | None) -> str | None:
+            given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+            return value if given or config is None else None
+
+        return ctx.invoke(command, target=_find(config, option("url", url), option("run", run), wait), **rest)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _find(config: Path | None, url: str | None, run: str | None, wait_s: float) -> Target:
+    if config is not None:
+        job = load_job(config)
+        run = run or job.run.name
+        if url is None:
+            server = EmbeddedServer(job.run.dir)
+            url = job.redis.url or server.url
+            if job.redis.url is None and not server.alive:
+                raise RoqError(f"the server of {job.run.dir} is not running; `roq up {config}` starts it")
+    if url is None or run is None:
+        raise ConfigError(
+            "which run? Give a job file, or --redis URL and --run NAME (or ROQ_REDIS and ROQ_RUN)"
+        )
+    return Target(url, run, wait_s)
+
+
+def echo_json(value: object) -> None:
+    """Print a value as indented JSON."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> None:
+    """Print columns; those whose place in ``right`` holds ``>`` are set to the right."""
+    text = [list(header), *[[str(cell) for cell in row] for row in rows]]
+    widths = [max(len(row[i]) for row in text) for i in range(len(header))]
+    for row in text:
+        cells = [
+            cell.rjust(width) if right[i : i + 1] == ">" else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+class EchoLog(logging.Handler):
+    """roq's own warnings (a server that is waited for) as plain lines on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message."""
+        notice(record.getMessage())
