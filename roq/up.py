@@ -48,11 +48,12 @@ def worker_command(url: str, run: str) -> list[str]:
 
 def trainer_command(url: str, run: str, ranks: int) -> list[str]:
     """How the trainer is started; by torchrun when it has more ranks than one."""
-    target = ["-m", "roq_trainer", "--redis", url, "--run", run]
+    target = ["roq_trainer", "--redis", url, "--run", run]
     if ranks == 1:
-        return [sys.executable, *target]
+        return [sys.executable, "-m", *target]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return [sys.executable, *torchrun, *target]
+    # Without "--" torchrun takes --run for an abbreviation of its own --run-path.
+    return [sys.executable, *torchrun, "-m", "--", *target]
 
 
 def up(
