@@ -38,11 +38,13 @@ def _folder() -> Path:
 @cache
 def _body() -> str:
     folder = _folder()
-    parts = [f"local {', '.join(_MODULES)}"]
-    for module in _MODULES:
-        parts.append(f"{module} = (function()\n{(folder / 'lib' / f'{module}.lua').read_text()}end)()")
-    for path in sorted((folder / "functions").glob("*.lua")):
-        parts.append(f"do\n{path.read_text()}end")
+    modules = {module: (folder / "lib" / f"{module}.lua").read_text() for module in _MODULES}
+    functions = [path.read_text() for path in sorted((folder / "functions").glob("*.lua"))]
+    parts = [
+        f"local {', '.join(modules)}",
+        *(f"{module} = (function()\n{code}end)()" for module, code in modules.items()),
+        *(f"do\n{code}end" for code in functions),
+    ]
     return "\n".join(parts) + "\n"
 
 
@@ -62,4 +64,4 @@ def older_than_ours(loaded: str) -> bool | None:
     """Whether a loaded version should be replaced: True older or different, False newer, None the same."""
     if loaded == version():
         return None
-    return int(loaded.split()[0]) <= REVISION
+    return int(loaded.split(maxsplit=1)[0]) <= REVISION

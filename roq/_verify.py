@@ -30,7 +30,10 @@ class _Snapshot:
         self.config = _hash(parts["config"])
         self.state = _hash(parts["state"])
         self.slots = {
-            tuple(int(n) for n in place.split(".")): tuple(content.split())
+            (int(place.split(".")[0]), int(place.split(".")[1])): (
+                content.split()[0],
+                int(content.split()[1]),
+            )
             for place, content in _hash(parts["slots"]).items()
         }
         self.groups: dict[int, Any] = {
@@ -73,7 +76,7 @@ def broken_invariants(reply: Sequence[Any]) -> list[str]:
 def _slots(run: _Snapshot) -> Iterator[str]:
     """1 and 2: a live group is in exactly one slot, a filled slot names one live group, in legal buffers."""
     eta, frontier = int(run.config["eta"]), run.number("frontier")
-    from_slots = {place: (kind, int(group)) for place, (kind, group) in run.slots.items()}
+    from_slots = run.slots
     from_index = {
         place: (kind, group) for kind, places in run.index.items() for group, place in places.items()
     }
@@ -98,7 +101,7 @@ def _slots(run: _Snapshot) -> Iterator[str]:
             continue
         v_traj = run.groups[group]["v"]
         if not frontier <= buffer <= v_traj + eta:
-            yield f"group {group} (v_traj {v_traj}) in buffer {buffer} breaks {frontier} <= b <= {v_traj + eta}"
+            yield f"group {group} (v_traj {v_traj}) is in buffer {buffer}, not in {frontier}..{v_traj + eta}"
         if kind == "reserved":
             expected = (v_traj * _AGES + buffer - v_traj) * _SPAN + slot
             if run.by_version.get(group) != expected:
@@ -113,7 +116,7 @@ def _layout(run: _Snapshot) -> Iterator[str]:
     window = range(run.number("frontier"), run.number("version") + int(run.config["eta"]) + 1)
     hungry: int | None = None
     for buffer in window:
-        line = [run.slots.get((buffer, slot), ("empty",))[0] for slot in range(1, size + 1)]
+        line = [run.slots.get((buffer, slot), ("empty", 0))[0] for slot in range(1, size + 1)]
         occupied, reserved = line.count("occupied"), line.count("reserved")
         empty = size - occupied - reserved
         if line != ["occupied"] * occupied + ["empty"] * empty + ["reserved"] * reserved:

@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from roq import _functions, _library
-from roq._operations import Command, Operation, Operations
+from roq._operations import Operation, Operations
 from roq._session import (
     BLOCK_S,
     LANES,
@@ -24,7 +24,6 @@ from roq._session import (
     Lanes,
     Stats,
     check_version,
-    newest_signal,
     replace_library,
     retry_policy,
     translate,
@@ -65,7 +64,7 @@ class AsyncScheduler:
         self._acknowledged: dict[str, int] = {}
         self._checked = False
         try:
-            self._redis: redis.Redis = redis.Redis.from_url(
+            self._redis: Any = redis.Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
                 url,
                 retry=Retry(NoBackoff(), 0),
                 socket_timeout=SOCKET_TIMEOUT_S,
@@ -164,17 +163,17 @@ class AsyncScheduler:
 
     async def wait(self, signal: int, timeout_s: float) -> int:
         """As :meth:`Scheduler.wait`."""
+        keys = self._operations.keys
         deadline = time.monotonic() + timeout_s
-        key = self._operations.keys["signals"]
-        while (left := deadline - time.monotonic()) > 0:
-            block = max(1, round(min(left, BLOCK_S) * 1000))
-            command = Command(("XREAD", "BLOCK", block, "STREAMS", key, f"{signal}-0"))
-            try:
-                reply = await tenacity.AsyncRetrying(**self._policy())(self._exchange, command.args)
-            except RedisError as error:
-                raise translate(error, self.url) from error
-            if reply:
-                return newest_signal(reply)
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                block = max(1, round(min(left, BLOCK_S) * 1000))
+                read = ("XREAD", "BLOCK", block, "STREAMS", keys["signals"], f"{signal}-0")
+                if await tenacity.AsyncRetrying(**self._policy())(self._exchange, read):
+                    newest = ("HGET", keys["state"], "signal")
+                    return int(await tenacity.AsyncRetrying(**self._policy())(self._exchange, newest))
+        except RedisError as error:
+            raise translate(error, self.url) from error
         return signal
 
     # -- workers ------------------------------------------------------------------------------------

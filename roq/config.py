@@ -10,8 +10,9 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -69,7 +70,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         if self.buffer_slots is not None and self.buffer_slots < self.batch_size:
-            raise ValueError(f"buffer_slots = {self.buffer_slots} must be at least batch_size = {self.batch_size}")
+            raise ValueError(
+                f"buffer_slots = {self.buffer_slots} must be at least batch_size = {self.batch_size}"
+            )
         if self.group_candidates is not None and self.group_candidates < self.group_size:
             raise ValueError(
                 f"group_candidates = {self.group_candidates} must be at least group_size = {self.group_size}"
@@ -141,7 +144,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         if (self.file is None) == (self.dataset is None):
-            raise ValueError("give either file = \"…jsonl\" or dataset = \"…\" (a reasoning-gym name)")
+            raise ValueError('give either file = "…jsonl" or dataset = "…" (a reasoning-gym name)')
         if "{prompt}" not in self.template:
             raise ValueError(f"template = {self.template!r} must hold {{prompt}}")
 
@@ -269,10 +272,10 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-def _refuse_unknown(path: Path, table: dict[str, Any], valid: tuple[str, ...], where: str) -> None:
+def _refuse_unknown(path: Path, table: Iterable[object], valid: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in valid:
-            near = difflib.get_close_matches(key, valid, n=1, cutoff=0.4)
+            near = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]!r}?" if near else f"; valid keys are {', '.join(valid)}"
             raise ConfigError(f"{path}: unknown key {key!r} in {where}{hint}")
 
@@ -297,10 +300,10 @@ def load_job(path: str | Path) -> Job:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     _refuse_unknown(path, table, tuple(_SECTIONS), "the file")
     for name, section in _SECTIONS.items():
-        part = table.get(name, {})
+        part: object = table.get(name, {})
         if not isinstance(part, dict):
             raise ConfigError(f"{path}: [{name}] must be a table")
-        _refuse_unknown(path, part, section.__struct_fields__, f"[{name}]")
+        _refuse_unknown(path, cast("Iterable[object]", part), section.__struct_fields__, f"[{name}]")
     try:
         job = msgspec.convert(table, Job)
     except msgspec.ValidationError as error:
@@ -312,7 +315,9 @@ def load_job(path: str | Path) -> Job:
         job,
         run=msgspec.structs.replace(job.run, dir=_absolute(base, job.run.dir)),
         model=msgspec.structs.replace(job.model, path=_absolute(base, model) if looks_local else model),
-        data=job.data if job.data.file is None else msgspec.structs.replace(job.data, file=_absolute(base, job.data.file)),
+        data=job.data
+        if job.data.file is None
+        else msgspec.structs.replace(job.data, file=_absolute(base, job.data.file)),
     )
 
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def _settings(job: Job, prompts: Prompts) -> dict[str, str]:
-    """Every value of the job outside ``[protocol]`` as ``section.key`` → JSON text, and the prompts' digest."""
+    """The job outside ``[protocol]`` as ``section.key`` and JSON text, and the prompts' digest."""
     settings = {
         f"{section}.{name}": msgspec.json.encode(value).decode()
         for section in _SECTIONS

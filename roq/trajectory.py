@@ -63,7 +63,7 @@ class Prefix:
     def _check(self) -> None:
         if len(self.tokens) != len(self.logprobs):
             raise InvalidTrajectory(
-                f"{len(self.tokens)} tokens but {len(self.logprobs)} log-probs; one log-prob per token is needed"
+                f"{len(self.tokens)} tokens but {len(self.logprobs)} log-probs; each token needs one"
             )
         bad = next((i for i, p in enumerate(self.logprobs) if not p <= 1e-3 or math.isinf(p)), None)
         if bad is not None:

@@ -36,7 +36,12 @@ transition.define({
     local state = run.state
     trainers.require(run, args.trainer)
     if args.version > state.version then
-      refuse.with("NOT_READY", "checkpoint %d is newer than the published version %d", args.version, state.version)
+      refuse.with(
+        "NOT_READY",
+        "checkpoint %d is newer than the published version %d",
+        args.version,
+        state.version
+      )
     end
     trainers.seen(run)
     if args.version > state.checkpoint then

@@ -23,7 +23,8 @@ local initial = {
   discarded = 0,
   payload_bytes = 0,
   signal = 0,
-  cancel_sequence = 1,
+  next_cancel = 1,
+  next_pending = 1,
   paused = 0,
   ended = 0,
 }

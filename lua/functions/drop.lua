@@ -20,7 +20,11 @@ transition.define({
   apply = function(run, args)
     local record = groups.read(run, args.group)
     if slots.find(run, args.group) ~= "reserved" then
-      refuse.with("NOT_READY", "group %d is finished or in training; only unfinished groups are dropped", args.group)
+      refuse.with(
+        "NOT_READY",
+        "group %d is finished or in training; only unfinished groups are dropped",
+        args.group
+      )
     end
     return { status = groups.retire(run, record, run.config.on_drop, args.reason) }
   end,

@@ -20,7 +20,11 @@ transition.define({
   apply = function(run, args)
     local record = groups.read(run, args.group)
     if slots.find(run, args.group) ~= "occupied" then
-      refuse.with("NOT_READY", "group %d is not finished, or in training; only finished groups are filtered", args.group)
+      refuse.with(
+        "NOT_READY",
+        "group %d is unfinished or in training; only finished groups are filtered",
+        args.group
+      )
     end
     return { status = groups.retire(run, record, "filter", args.reason) }
   end,

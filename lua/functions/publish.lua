@@ -20,7 +20,10 @@ transition.define({
   apply = function(run, args)
     local state = run.state
     trainers.require(run, args.trainer)
-    if args.version > state.version + 1 or (args.version == state.version + 1 and state.frontier < args.version) then
+    if
+      args.version > state.version + 1
+      or (args.version == state.version + 1 and state.frontier < args.version)
+    then
       refuse.with(
         "NOT_READY",
         "version %d cannot be published: %d is published and batch %d was not taken",
@@ -34,7 +37,11 @@ transition.define({
       context.set(run, "version", args.version)
       context.add(run, "trained", run.config.batch_size)
       redis.call("HSET", run.key.weights, text.int(args.version), args.weights)
-      events.log(run, "publish", { "version", args.version, "trainer", args.trainer, "weights", args.weights })
+      events.log(
+        run,
+        "publish",
+        { "version", args.version, "trainer", args.trainer, "weights", args.weights }
+      )
       if run.config.total_steps and args.version >= run.config.total_steps then
         context.set(run, "ended", 1)
         events.log(run, "ended", { "reason", "total_steps" })

@@ -116,16 +116,11 @@ local function admit(run, out, args, room)
     record.v = args.version
     slots.fill(run, "reserved", record.group, record.v, buffer, slot)
     room = lease(run, out, record, args.worker, args.version, room)
-    local rest = {}
     for m, member in ipairs(record.members) do
       if member.state == "pending" then
-        rest[#rest + 1] = text.int(run.now)
-        rest[#rest + 1] = text.member(record.group, m)
+        groups.queue(run, record, m)
+        events.signal(run, "members")
       end
-    end
-    if #rest > 0 then
-      redis.call("ZADD", run.key.pending, unpack(rest))
-      events.signal(run, "members")
     end
   end
 end
@@ -143,7 +138,7 @@ transition.define({
         run.state.version
       )
     end
-    local out, refused = {}, nil
+    local out, refused = {}
     if run.state.ended == 1 then
       refused = "exhausted"
     else

@@ -33,7 +33,8 @@ end
 local function buffers(run, training)
   local out = {}
   if training then
-    out[1] = { buffer = training, occupied = run.config.batch_size, reserved = 0, empty = 0, state = "TRAINING" }
+    out[1] =
+      { buffer = training, occupied = run.config.batch_size, reserved = 0, empty = 0, state = "TRAINING" }
   end
   for buffer = run.state.frontier, context.last_buffer(run, run.state.version) do
     local counts = slots.counts(run, buffer)

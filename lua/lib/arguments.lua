@@ -39,7 +39,13 @@ local kinds = {
 -- Read ARGV by a declaration such as { "worker:name", "version:integer" }.
 function M.read(declared, argv)
   if #argv ~= #declared then
-    refuse.with("INVALID", "expected %d arguments (%s), got %d", #declared, table.concat(declared, " "), #argv)
+    refuse.with(
+      "INVALID",
+      "expected %d arguments (%s), got %d",
+      #declared,
+      table.concat(declared, " "),
+      #argv
+    )
   end
   local args = {}
   for i, declaration in ipairs(declared) do

@@ -14,7 +14,7 @@ M.names = {
   "payloads", -- hash: "17.2" -> msgpack of the finished trajectory
   "prefixes", -- hash: "17.2" -> msgpack of the tokens kept so far
   "claims", -- zset, by name: "worker 17.2"
-  "pending", -- zset: "17.2" -> since (ms); members to issue again
+  "pending", -- zset: "17.2" -> place in the queue of members to issue
   "workers", -- hash: worker -> JSON
   "heartbeats", -- zset: worker -> lease end (ms)
   "pins", -- hash: worker -> versions whose files it needs
@@ -62,7 +62,8 @@ local state_fields = {
   "discarded",
   "payload_bytes",
   "signal",
-  "cancel_sequence",
+  "next_cancel",
+  "next_pending",
   "stuck_since",
   "trainer_seen",
   "paused",
@@ -86,7 +87,12 @@ end
 -- The key table alone, for the functions that need nothing else.
 function M.keys(keys)
   if #keys ~= #M.names then
-    refuse.with("INVALID", "expected %d keys, got %d; use a client of this library's version", #M.names, #keys)
+    refuse.with(
+      "INVALID",
+      "expected %d keys, got %d; use a client of this library's version",
+      #M.names,
+      #keys
+    )
   end
   local key = {}
   for i, name in ipairs(M.names) do

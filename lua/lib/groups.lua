@@ -52,7 +52,13 @@ function M.claimed(record, member, token, worker)
   if not found then
     refuse.with("INVALID", "group %d has members 1 to %d, not %d", record.group, #record.members, member)
   elseif found.token ~= token then
-    refuse.with("FENCED", "the claim on %s was superseded (token %d, now %d); drop this work", name, token, found.token)
+    refuse.with(
+      "FENCED",
+      "the claim on %s was superseded (token %d, now %d); drop this work",
+      name,
+      token,
+      found.token
+    )
   elseif found.state == "pending" or found.state == "cancelled" then
     refuse.with("FENCED", "the claim on %s was given up (it is %s); drop this work", name, found.state)
   elseif found.worker ~= worker then
@@ -111,6 +117,16 @@ function M.finish(run, record, args)
   member.v, member.reward, member.tokens, member.bytes = args.oldest, args.reward, args.tokens, #args.payload
 end
 
+-- Queue a pending member for whoever asks next.
+function M.queue(run, record, m)
+  redis.call(
+    "ZADD",
+    run.key.pending,
+    text.int(context.next(run, "next_pending")),
+    text.member(record.group, m)
+  )
+end
+
 -- Make a leased member pending again. `failed` counts against max_attempts; a failed attempt is
 -- regenerated from its start unless `keep` says that its saved tokens are good.
 function M.reopen(run, record, m, failed, keep)
@@ -127,7 +143,7 @@ function M.reopen(run, record, m, failed, keep)
     member.failures = member.failures + 1
   end
   member.state, member.worker = "pending", nil
-  redis.call("ZADD", run.key.pending, text.int(run.now), name)
+  M.queue(run, record, m)
 end
 
 -- Cancel every member that is not complete and tell the workers.

@@ -10,15 +10,8 @@ local REMEMBERED_MS = 24 * 3600 * 1000
 
 -- Forget clients that are long gone, a few per call.
 local function forget(run)
-  local gone = redis.call(
-    "ZRANGEBYSCORE",
-    run.key.clients,
-    "-inf",
-    text.int(run.now - REMEMBERED_MS),
-    "LIMIT",
-    "0",
-    "4"
-  )
+  local gone =
+    redis.call("ZRANGEBYSCORE", run.key.clients, "-inf", text.int(run.now - REMEMBERED_MS), "LIMIT", "0", "4")
   if redis.call("ZCARD", run.key.clients) > CLIENTS then
     gone[#gone + 1] = redis.call("ZRANGE", run.key.clients, "0", "0")[1]
   end

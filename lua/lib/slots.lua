@@ -59,7 +59,9 @@ end
 
 -- v_traj of a Reserved group, from the index.
 function M.version_of(run, group)
-  return math.floor(tonumber(redis.call("ZSCORE", run.key.reserved_by_version, text.int(group))) / (AGES * SPAN))
+  return math.floor(
+    tonumber(redis.call("ZSCORE", run.key.reserved_by_version, text.int(group))) / (AGES * SPAN)
+  )
 end
 
 -- Fill an Empty slot.

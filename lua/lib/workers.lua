@@ -68,7 +68,7 @@ end
 
 -- Tell a worker, at its next renewal, to stop generating a claim.
 function M.tell_cancelled(run, worker, name, token, reason)
-  local sequence = context.next(run, "cancel_sequence")
+  local sequence = context.next(run, "next_cancel")
   reason = string.gsub(reason, "%s+", "_")
   local entry = string.format("%s %012.0f %s %.0f %s", worker, sequence, name, token, reason)
   redis.call("ZADD", run.key.cancelled, "0", entry)

@@ -11,7 +11,9 @@ from roq import Batch, Completion, Reservation, RunConfig, Scheduler, Trajectory
 REWARDS = {1: 0.0, 2: 1.0}
 
 
-def trajectory(version: int = 0, reward: float = 1.0, tokens: int = 2, newest: int | None = None) -> Trajectory:
+def trajectory(
+    version: int = 0, reward: float = 1.0, tokens: int = 2, newest: int | None = None
+) -> Trajectory:
     """A finished response of ``tokens`` tokens from one version, or half and half from two."""
     segments = [(version, tokens)]
     if newest is not None and newest != version:

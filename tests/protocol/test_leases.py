@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 
 from roq import Fenced, Invalid, Prefix, RunConfig, Scheduler, UnknownGroup
 from roq.types import Reservation
 from tests.protocol.play import expire, trajectory
-
-import msgspec
 
 CONFIG = RunConfig(eta=1, batch_size=4, lease_s=30)
 

@@ -1,0 +1,78 @@
+"""The Lua library and the Python declarations say the same, and only once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import roq
+from roq import _functions, _keys
+from roq.errors import CODES, Refused
+from roq.types import RefusalReason
+
+LUA = Path(__file__).parents[2] / "lua"
+FUNCTIONS = {f.name: f for f in _functions.FUNCTIONS}
+FILES = sorted((LUA / "functions").glob("*.lua"))
+
+
+def test_one_file_for_each_function() -> None:
+    assert {path.stem for path in FILES} == FUNCTIONS.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_arguments(path: Path) -> None:
+    text = path.read_text()
+    function = FUNCTIONS[path.stem]
+    declared = re.search(r"arguments = \{(.*?)\}", text, re.DOTALL)
+    assert declared
+    arguments = re.findall(r'"([^"]+)"', declared[1])
+    expected = [*(["request:text"] if function.once else []), *function.arguments]
+    assert arguments == expected
+    assert ("reads = true" in text) == function.reads
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_headers_name_every_argument_and_refusal(path: Path) -> None:
+    text = path.read_text()
+    header = re.match(r"--\[\[\n(roq_\w+): (.*?)\]\]", text, re.DOTALL)
+    assert header
+    assert header[1] == f"roq_{path.stem}"
+    listed = re.search(r"Arguments:(.*?)\nReply", header[2], re.DOTALL)
+    assert listed, "the header says what goes in and what comes out"
+    for argument in FUNCTIONS[path.stem].arguments:
+        assert re.search(rf"\b{argument.split(':')[0]}\b", listed[1]), argument
+    for code in set(re.findall(r"ROQ_\w+", header[2])):
+        assert code in CODES
+    for code in set(re.findall(r'refuse\.with\(\s*"(\w+)"', text)) - {"INVALID"}:
+        assert f"ROQ_{code}" in header[2], f"{code} is missing from the header"
+
+
+def test_error_codes() -> None:
+    listed = re.search(r"local codes = \{(.*?)\n\}", (LUA / "lib/refuse.lua").read_text(), re.DOTALL)
+    assert listed
+    assert {f"ROQ_{code}" for code in re.findall(r"(\w+) = true", listed[1])} == CODES.keys()
+    assert {cls.code for cls in Refused.__subclasses__()} == CODES.keys()
+
+
+def test_keys() -> None:
+    listed = re.search(r"M\.names = \{(.*?)\n\}", (LUA / "lib/context.lua").read_text(), re.DOTALL)
+    assert listed
+    assert tuple(re.findall(r'^  "(\w+)",', listed[1], re.MULTILINE)) == _keys.NAMES
+
+
+def test_refusal_reasons() -> None:
+    text = (LUA / "functions/reserve.lua").read_text()
+    said = set(re.findall(r'(?:return|refused =) "(\w+)"', text))
+    assert said == set(RefusalReason.__args__)
+
+
+def test_public_names_exist() -> None:
+    for name in roq.__all__:
+        assert hasattr(roq, name)
+
+
+def test_lua_functions_stay_small() -> None:
+    for path in LUA.rglob("*.lua"):
+        assert len(path.read_text().splitlines()) <= 330, path
