@@ -184,7 +184,7 @@ def replace_library(loaded: str | None) -> bool:
     older = _library.older_than_ours(loaded)
     if older is False:
         raise UnsuitableServer(
-            f"the server has roq library {loaded}, this client brings {_library.version()}; upgrade the client"
+            f"the server has roq library {loaded}, this client has {_library.version()}; upgrade the client"
         )
     return older is True
 
