@@ -1,7 +1,7 @@
 """Run by the tests on one or more ranks: exercises the trainer's parts and writes what came out.
 
-    ranks.py parts TP PP DP MODEL OUT       logits, gradients, one update, export
-    ranks.py checkpoint TP PP DP MODEL OUT  train, save, restore, train on
+ranks.py parts TP PP DP MODEL OUT       logits, gradients, one update, export
+ranks.py checkpoint TP PP DP MODEL OUT  train, save, restore, train on
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def cut(batch: Batch, payloads: list[list[data.Trajectory]], training: Training)
     source = Payloads({g.group: p for g, p in zip(batch.groups, payloads, strict=True)})
     got = data.fetch(source if _dist.leads_replica() else None, groups)
     assert source.asked == ([g.group for g in groups] if _dist.leads_replica() else [])
-    scores = loss.advantages([[m.reward for m in g.members] for g in batch.groups], training.normalize_advantage)
+    rewards = [[member.reward for member in group.members] for group in batch.groups]
+    scores = loss.advantages(rewards, training.normalize_advantage)
     samples = [
         data.Sample(group.group, trajectory, score)
         for i, group, members in zip(mine, groups, got, strict=True)
@@ -123,7 +124,8 @@ def checkpoints(training: Training, shape: ModelShape, source: Path, out: Path) 
     weights.export(model, shape, source, out / "straight")
 
     found = checkpoint.newest(root)
-    assert found is not None and found.name == "step_00000003"
+    assert found is not None
+    assert found.name == "step_00000003"
     model, optimizer = fresh()
     assert checkpoint.restore(found, model, optimizer) == 3
     for version in range(3, 5):

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import os
 import socket
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
+import msgspec
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from roq.config import Training
-from roq.errors import ConfigError
+from roq.errors import ConfigError, RoqError
 from roq_trainer._cpu import BACKEND, HAVE_CUDA, megatron_device
 
-__all__ = ["broadcast_bytes", "close", "device", "model_parallel_group", "open_parallel", "open_world", "world_sum"]
+__all__ = [
+    "PeerFailed",
+    "broadcast_bytes",
+    "close",
+    "device",
+    "lead",
+    "leads_replica",
+    "model_parallel_group",
+    "open_parallel",
+    "open_world",
+    "pipeline_group",
+    "tensor_group",
+    "trainer_name",
+    "world_sum",
+]
+
+T = TypeVar("T")
 
 # Rank 0 reports to the others every few seconds even while it waits for a batch, so a silence this long
 # means that a rank is gone. Writing the weights of a large model is what may take minutes.
-TIMEOUT = datetime.timedelta(minutes=30)
+TIMEOUT = dt.timedelta(minutes=30)
+
+
+class PeerFailed(RoqError):
+    """Rank 0 failed and said so; it reports the cause itself."""
 
 
 def device() -> torch.device:
@@ -34,7 +58,7 @@ def open_world() -> None:
     if "RANK" in os.environ:
         dist.init_process_group(BACKEND, timeout=TIMEOUT)
     else:  # alone: no port, no network
-        dist.init_process_group(BACKEND, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+        dist.init_process_group(BACKEND, store=HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
 
 
 def open_parallel(training: Training, seed: int) -> None:
@@ -67,8 +91,18 @@ def close() -> None:
 
 def model_parallel_group() -> dist.ProcessGroup | None:
     """The ranks that hold one replica of the model together; None when that is this rank alone."""
-    group = parallel_state.get_model_parallel_group()
+    group = cast("dist.ProcessGroup", parallel_state.get_model_parallel_group())
     return group if dist.get_world_size(group) > 1 else None
+
+
+def tensor_group() -> dist.ProcessGroup:
+    """The ranks that split this rank's layers."""
+    return cast("dist.ProcessGroup", parallel_state.get_tensor_model_parallel_group())
+
+
+def pipeline_group() -> dist.ProcessGroup:
+    """The ranks that hold the other stages for this rank, in order."""
+    return cast("dist.ProcessGroup", parallel_state.get_pipeline_model_parallel_group())
 
 
 def leads_replica() -> bool:
@@ -93,6 +127,29 @@ def broadcast_bytes(data: bytes, group: dist.ProcessGroup | None = None) -> byte
         buffer = torch.empty(size, dtype=torch.uint8, device=device())
     dist.broadcast(buffer, root, group=group)
     return buffer.cpu().numpy().tobytes()
+
+
+def lead(action: Callable[[], T], kind: Any = None) -> T:
+    """Do something on rank 0 alone and give its result to every rank; a failure reaches every rank too.
+
+    Args:
+        action: what rank 0 does. kind: the type of its result, for decoding it elsewhere.
+
+    Raises:
+        PeerFailed: on the other ranks, when the action failed on rank 0.
+    """
+    if dist.get_rank() != 0:
+        reply = broadcast_bytes(b"")
+        if reply[:1] == b"!":
+            raise PeerFailed(f"rank 0 failed: {reply[1:].decode()}")
+        return msgspec.msgpack.decode(reply[1:], type=kind)
+    try:
+        result = action()
+    except Exception as error:
+        broadcast_bytes(b"!" + str(error).encode())
+        raise
+    broadcast_bytes(b"=" + msgspec.msgpack.encode(result))
+    return result
 
 
 def world_sum(values: torch.Tensor) -> list[float]:

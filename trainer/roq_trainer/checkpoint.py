@@ -27,17 +27,25 @@ _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 def newest(root: Path) -> Path | None:
     """The checkpoint with the most steps. One that was still being written has another name."""
-    found = [path for path in root.glob("step_*") if _NAME.fullmatch(path.name) and (path / "metadata.json").is_file()]
-    return max(found, default=None, key=lambda path: path.name)
+    found = [path for path in _named(root) if (path / "metadata.json").is_file()]
+    return found[-1] if found else None
+
+
+def _named(root: Path) -> list[Path]:
+    return sorted(path for path in root.glob("step_*") if _NAME.fullmatch(path.name))
 
 
 def _state(model: DistributedDataParallel, optimizer: MegatronOptimizer, *, loading: bool) -> dict[str, Any]:
-    sharded = model.module.sharded_state_dict(metadata=dict(_METADATA))
+    sharded: dict[str, Any] = model.module.sharded_state_dict(  # type: ignore[operator]
+        metadata=dict(_METADATA)
+    )
     state = optimizer.sharded_state_dict(sharded, is_loading=loading, metadata=dict(_METADATA))
     return {"model": sharded, "optimizer": state}
 
 
-def save(root: Path, step: int, model: DistributedDataParallel, optimizer: MegatronOptimizer, keep: int) -> None:
+def save(
+    root: Path, step: int, model: DistributedDataParallel, optimizer: MegatronOptimizer, keep: int
+) -> None:
     """Write the state after ``step`` completed steps and remove all but the ``keep`` newest. Collective.
 
     On return the checkpoint is on disk under its final name; only then may the scheduler be told.
@@ -49,21 +57,21 @@ def save(root: Path, step: int, model: DistributedDataParallel, optimizer: Megat
             shutil.rmtree(left)
         temporary.mkdir(parents=True)
     dist.barrier()
-    dist_checkpointing.save(
-        _state(model, optimizer, loading=False) | {"step": step}, str(temporary), content_metadata=dict(_METADATA)
-    )
+    state = _state(model, optimizer, loading=False) | {"step": step}
+    dist_checkpointing.save(state, str(temporary), content_metadata=dict(_METADATA))
     dist.barrier()
     if dist.get_rank() == 0:
         durable_rename(temporary, target)
-        complete = sorted(path for path in root.glob("step_*") if _NAME.fullmatch(path.name))
-        for old in complete[:-keep]:
+        for old in _named(root)[:-keep]:
             shutil.rmtree(old)
     dist.barrier()
 
 
 def restore(path: Path, model: DistributedDataParallel, optimizer: MegatronOptimizer) -> int:
     """Load a checkpoint into model and optimizer; returns its completed steps. Collective."""
-    state = dist_checkpointing.load(_state(model, optimizer, loading=True), str(path))
+    state: dict[str, Any] = dist_checkpointing.load(  # type: ignore[assignment]
+        _state(model, optimizer, loading=True), str(path)
+    )
     model.module.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return int(state["step"])

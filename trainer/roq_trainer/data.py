@@ -82,9 +82,7 @@ def deal(batch: Batch, replicas: int) -> list[list[int]]:
 
 def micro_count(batch: Batch, shares: Sequence[Sequence[int]], micro_batch_size: int) -> int:
     """Micro batches that every replica runs: as many as the fullest one needs."""
-    return max(
-        -(-sum(len(batch.groups[i].members) for i in share) // micro_batch_size) for share in shares
-    )
+    return max(-(-sum(len(batch.groups[i].members) for i in share) // micro_batch_size) for share in shares)
 
 
 def fetch(source: _Payloads | None, groups: Sequence[BatchGroup]) -> list[list[Trajectory]]:
@@ -137,7 +135,7 @@ def micro_batches(
         if length > max_seq_tokens:
             raise SequenceTooLong(
                 f"group {sample.group} of batch {version} has a sequence of {length} tokens; raise "
-                f"trainer.max_seq_tokens = {max_seq_tokens}, or lower rollout.max_tokens or data.max_prompt_tokens"
+                f"trainer.max_seq_tokens = {max_seq_tokens}, or lower rollout.max_tokens"
             )
     ordered = sorted(samples, key=lambda s: -(len(s.trajectory.prompt) + len(s.trajectory.tokens)))
     size, larger = divmod(len(ordered), count)
@@ -162,7 +160,8 @@ def _collate(samples: Sequence[Sample], version: int, device: torch.device | str
     select, targets, engine, advantage, current = [], [], [], [], []
     for row, sample in enumerate(samples):
         t = sample.trajectory
-        first = row * width + len(t.prompt) - 1  # the last prompt token's logits predict the first response token
+        # The logits at the last prompt token predict the first response token.
+        first = row * width + len(t.prompt) - 1
         select.append(torch.arange(first, first + len(t.tokens)))
         targets.append(torch.tensor(t.tokens, dtype=torch.int64))
         engine.append(torch.tensor(t.logprobs, dtype=torch.float32))

@@ -70,7 +70,7 @@ def find_model(path: str) -> Path:
     folder = Path(path)
     if not folder.is_dir():
         if path.startswith(("/", ".", "~")) or path.count("/") != 1:
-            raise ConfigError(f"model.path = {path!r} is not a folder; give a Hugging Face folder or hub name")
+            raise ConfigError(f"model.path = {path!r} is no folder; give a Hugging Face folder or hub name")
         folder = _download(path)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model folder {folder} has no config.json; it is not a Hugging Face model folder")
@@ -163,7 +163,9 @@ def check_parallel(shape: ModelShape, tensor: int, pipeline: int) -> None:
         )
 
 
-def transformer_config(shape: ModelShape, tensor: int, pipeline: int, dtype: torch.dtype) -> TransformerConfig:
+def transformer_config(
+    shape: ModelShape, tensor: int, pipeline: int, dtype: torch.dtype
+) -> TransformerConfig:
     """Megatron's description of the model. Every fusion that needs CUDA extensions is off."""
     return TransformerConfig(
         num_layers=shape.layers,
@@ -192,7 +194,8 @@ def transformer_config(shape: ModelShape, tensor: int, pipeline: int, dtype: tor
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         variable_seq_lengths=True,  # every micro batch is padded to its own longest sequence
-        moe_token_dispatcher_type="alltoall",  # no experts here, but the line above is refused without it
+        # There are no experts, but variable lengths are refused without this.
+        moe_token_dispatcher_type="alltoall",  # noqa: S106
         calculate_per_token_loss=True,  # gradients are divided by the batch's token count, over all DP ranks
         use_cpu_initialization=not HAVE_CUDA,
         # The weights come from files, but only initialization marks parameters as split: without the
@@ -213,7 +216,7 @@ def build_model(
     """
     check_parallel(shape, tensor, pipeline)
     if dtype is not torch.float32 and not HAVE_CUDA:
-        raise ConfigError("model.dtype must be float32 where there is no GPU: Megatron's bf16 optimizer needs one")
+        raise ConfigError("model.dtype must be float32 where there is no GPU")
     config = transformer_config(shape, tensor, pipeline, dtype)
     if HAVE_CUDA and HAVE_TE:  # not yet run on a GPU
         spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=True)
@@ -241,11 +244,14 @@ def build_model(
         ),
         module=model,
     )
-    config.finalize_model_grads_func = finalize_model_grads  # without it q/k-norm gradients are wrong under TP
+    # Without it the gradients of the q and k norms are wrong under TP, and ranks drift apart silently.
+    config.finalize_model_grads_func = finalize_model_grads
     return wrapped
 
 
-def build_optimizer(model: DistributedDataParallel, training: Training, dtype: torch.dtype) -> MegatronOptimizer:
+def build_optimizer(
+    model: DistributedDataParallel, training: Training, dtype: torch.dtype
+) -> MegatronOptimizer:
     """AdamW with a constant learning rate. Build it after the weights are loaded: it may copy them."""
     return get_megatron_optimizer(
         OptimizerConfig(

@@ -55,7 +55,7 @@ def logprob_pass(
         last stage, so that a sum over the world counts every token once.
     """
 
-    def collect(batch: MicroBatch, logits: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:
+    def collect(batch: MicroBatch, logits: torch.Tensor, *, non_loss_data: bool) -> torch.Tensor:  # noqa: ARG001
         return token_logprobs(logits, batch.select, batch.targets, temperature)
 
     results = _schedule(model, batches, collect, forward_only=True)
@@ -100,7 +100,7 @@ def update(
     model.zero_grad_buffer()
     optimizer.zero_grad()
     results = _schedule(model, batches, loss, forward_only=False)
-    _, norm, _ = optimizer.step()
+    _, norm, _ = optimizer.step()  # type: ignore[misc]  # clips, then AdamW
     sums = torch.zeros(len(STATS), dtype=torch.float64)
     if _counts():
         sums += torch.stack(results).sum(dim=0).cpu()

@@ -21,12 +21,16 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from roq.errors import ConfigError
+from roq_trainer._dist import pipeline_group, tensor_group
 from roq_trainer.model import ModelShape
 
 __all__ = ["MAX_FILE_BYTES", "Parameter", "durable_rename", "export", "layout", "load"]
 
 MAX_FILE_BYTES = 4 << 30
 """Rank 0 keeps at most this much of an export in memory before it writes a file."""
+
+COPIED = (".json", ".txt", ".jinja", ".model", ".tiktoken")
+"""Files of the base model that every export carries: tokenizer, chat template, generation settings."""
 
 
 @dataclass(frozen=True)
@@ -54,38 +58,31 @@ class Parameter:
 def layout(shape: ModelShape, pipeline: int = 1) -> list[Parameter]:
     """Every parameter, in the order in which they are exported."""
     h, d, per_stage = shape.hidden, shape.head_dim, shape.layers // pipeline
-    out = [Parameter("embedding.word_embeddings.weight", 0, ("model.embed_tokens.weight",), (shape.vocab, h), 0)]
+    table = (shape.vocab, h)
+    out = [Parameter("embedding.word_embeddings.weight", 0, ("model.embed_tokens.weight",), table, 0)]
     for layer in range(shape.layers):
         stage, local = divmod(layer, per_stage)
-        to, at = f"decoder.layers.{local}.", f"model.layers.{layer}."
-        qkv = tuple(f"{at}self_attn.{p}_proj.weight" for p in "qkv")
-        gate_up = (at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight")
-        rows = (shape.heads + 2 * shape.kv_heads) * d
-        out += [
-            Parameter(to + "input_layernorm.weight", stage, (at + "input_layernorm.weight",), (h,), None),
-            Parameter(to + "self_attention.linear_qkv.weight", stage, qkv, (rows, h), 0),
-            Parameter(to + "self_attention.q_layernorm.weight", stage, (at + "self_attn.q_norm.weight",), (d,), None),
-            Parameter(to + "self_attention.k_layernorm.weight", stage, (at + "self_attn.k_norm.weight",), (d,), None),
-            Parameter(
-                to + "self_attention.linear_proj.weight",
-                stage,
-                (at + "self_attn.o_proj.weight",),
-                (h, shape.heads * d),
-                1,
-            ),
-            Parameter(
-                to + "pre_mlp_layernorm.weight", stage, (at + "post_attention_layernorm.weight",), (h,), None
-            ),
-            Parameter(to + "mlp.linear_fc1.weight", stage, gate_up, (2 * shape.ffn, h), "gate_up"),
-            Parameter(to + "mlp.linear_fc2.weight", stage, (at + "mlp.down_proj.weight",), (h, shape.ffn), 1),
-        ]
+        qkv = tuple(f"self_attn.{part}_proj" for part in "qkv")
+        rows: tuple[tuple[str, tuple[str, ...], tuple[int, ...], Literal[0, 1, "gate_up"] | None], ...] = (
+            ("input_layernorm", ("input_layernorm",), (h,), None),
+            ("self_attention.linear_qkv", qkv, ((shape.heads + 2 * shape.kv_heads) * d, h), 0),
+            ("self_attention.q_layernorm", ("self_attn.q_norm",), (d,), None),
+            ("self_attention.k_layernorm", ("self_attn.k_norm",), (d,), None),
+            ("self_attention.linear_proj", ("self_attn.o_proj",), (h, shape.heads * d), 1),
+            ("pre_mlp_layernorm", ("post_attention_layernorm",), (h,), None),
+            ("mlp.linear_fc1", ("mlp.gate_proj", "mlp.up_proj"), (2 * shape.ffn, h), "gate_up"),
+            ("mlp.linear_fc2", ("mlp.down_proj",), (h, shape.ffn), 1),
+        )
+        for name, hf, size, how in rows:
+            theirs = tuple(f"model.layers.{layer}.{part}.weight" for part in hf)
+            out.append(Parameter(f"decoder.layers.{local}.{name}.weight", stage, theirs, size, how))
     last = pipeline - 1
     out.append(Parameter("decoder.final_layernorm.weight", last, ("model.norm.weight",), (h,), None))
     if not shape.tied:
-        out.append(Parameter("output_layer.weight", last, ("lm_head.weight",), (shape.vocab, h), 0))
+        out.append(Parameter("output_layer.weight", last, ("lm_head.weight",), table, 0))
     elif pipeline > 1:
         tied = ("model.embed_tokens.weight",)
-        out.append(Parameter("output_layer.weight", last, tied, (shape.vocab, h), 0, exported=False))
+        out.append(Parameter("output_layer.weight", last, tied, table, 0, exported=False))
     return out
 
 
@@ -136,7 +133,9 @@ def join(parameter: Parameter, shards: list[torch.Tensor]) -> torch.Tensor:
 
 def _find(model: torch.nn.Module) -> Callable[[str], torch.nn.Parameter]:
     """Look a parameter up by the local spec's name, also where Transformer Engine keeps it elsewhere."""
-    by_name = {name.removeprefix("module.").removeprefix("module."): p for name, p in model.named_parameters()}
+    by_name = {
+        name.removeprefix("module.").removeprefix("module."): p for name, p in model.named_parameters()
+    }
 
     def find(name: str) -> torch.nn.Parameter:
         if name not in by_name:  # TE keeps a norm inside the linear layer that follows it
@@ -147,7 +146,7 @@ def _find(model: torch.nn.Module) -> Callable[[str], torch.nn.Parameter]:
     return find
 
 
-def _reader(folder: Path) -> Callable[[str, Parameter], torch.Tensor]:
+def _reader(folder: Path) -> Callable[[str], torch.Tensor]:
     index = folder / "model.safetensors.index.json"
     files: dict[str, str] = {}
     if index.is_file():
@@ -156,9 +155,11 @@ def _reader(folder: Path) -> Callable[[str, Parameter], torch.Tensor]:
         with safe_open(folder / "model.safetensors", "pt") as file:
             files = dict.fromkeys(file.keys(), "model.safetensors")
 
-    def read(name: str, parameter: Parameter) -> torch.Tensor:
+    def read(name: str) -> torch.Tensor:
         if name not in files:
-            raise ConfigError(f"model folder {folder} holds no tensor {name}; its weights do not fit its config.json")
+            raise ConfigError(
+                f"model folder {folder} has no tensor {name}: config.json asks for another model"
+            )
         with safe_open(folder / files[name], "pt") as file:  # maps the file, reads only this tensor
             return file.get_tensor(name)
 
@@ -172,40 +173,37 @@ def load(model: torch.nn.Module, shape: ModelShape, folder: Path) -> None:
     Raises:
         ConfigError: a tensor is missing or has another shape than ``config.json`` says.
     """
-    tp, tp_size = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
-    stage = parallel_state.get_pipeline_model_parallel_rank()
+    tp_group, pp_group = tensor_group(), pipeline_group()
     read, find = _reader(folder), _find(model)
-    for parameter in layout(shape, parallel_state.get_pipeline_model_parallel_world_size()):
-        if parameter.stage != stage:
+    for parameter in layout(shape, pp_group.size()):
+        if parameter.stage != pp_group.rank():
             continue
         try:
-            full = pack(parameter, [read(name, parameter) for name in parameter.hf], shape)
+            full = pack(parameter, [read(name) for name in parameter.hf], shape)
         except RuntimeError:
             full = torch.empty(0)
         if tuple(full.shape) != parameter.shape:
             raise ConfigError(
-                f"model folder {folder}: {', '.join(parameter.hf)} do not have the shape that config.json says"
+                f"model folder {folder}: the shape of {parameter.hf[0]} is not what config.json says"
             )
         # copy_, not assignment: the data-parallel wrapper's hooks hang on the existing tensor.
-        find(parameter.name).copy_(split(parameter, full, tp, tp_size))
+        find(parameter.name).copy_(split(parameter, full, tp_group.rank(), tp_group.size()))
 
 
 def _gather(model: torch.nn.Module, shape: ModelShape) -> Iterator[tuple[str, torch.Tensor]]:
     """Every Hugging Face tensor in turn, on rank 0; other ranks only take part. One replica does it."""
-    tp_group = parallel_state.get_tensor_model_parallel_group()
-    tp, tp_size = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
-    pp_group = parallel_state.get_pipeline_model_parallel_group()
-    stage, pipeline = parallel_state.get_pipeline_model_parallel_rank(), dist.get_world_size(pp_group)
+    tp_group, pp_group = tensor_group(), pipeline_group()
+    tp, stage = tp_group.rank(), pp_group.rank()
     find = _find(model)
-    for parameter in layout(shape, pipeline):
+    for parameter in layout(shape, pp_group.size()):
         if not parameter.exported:
             continue
         full: torch.Tensor | None = None
         if parameter.stage == stage:
             local = find(parameter.name).detach().contiguous()
             shards = [local]
-            if tp_size > 1 and parameter.split is not None:
-                shards = [torch.empty_like(local) for _ in range(tp_size)] if tp == 0 else []
+            if tp_group.size() > 1 and parameter.split is not None:
+                shards = [torch.empty_like(local) for _ in range(tp_group.size())] if tp == 0 else []
                 root = dist.get_global_rank(tp_group, 0)
                 dist.gather(local, shards or None, dst=root, group=tp_group)
             if tp == 0:
@@ -276,15 +274,18 @@ def _write(tensors: Iterator[tuple[str, torch.Tensor]], source: Path, target: Pa
         names = {i: f"model-{i:05d}-of-{files:05d}.safetensors" for i in range(1, files + 1)}
         for i, name in names.items():
             (temporary / f"part-{i}").rename(temporary / name)
-        index = {"metadata": {"total_size": total}, "weight_map": {k: names[i] for k, i in weight_map.items()}}
+        index = {
+            "metadata": {"total_size": total},
+            "weight_map": {k: names[i] for k, i in weight_map.items()},
+        }
         (temporary / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = str(dtype).removeprefix("torch.")
     (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for file in source.iterdir():
-        if file.is_file() and file.suffix in (".json", ".txt", ".jinja", ".model", ".tiktoken"):
-            if file.name not in ("config.json", "model.safetensors.index.json"):
-                shutil.copyfile(file, temporary / file.name)
+        made_here = file.name in ("config.json", "model.safetensors.index.json")
+        if file.is_file() and file.suffix in COPIED and not made_here:
+            shutil.copyfile(file, temporary / file.name)
     durable_rename(temporary, target)
 
 

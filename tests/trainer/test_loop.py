@@ -1,0 +1,212 @@
+"""The training loop against a real server: it trains, is killed, goes on, and says why when it cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from player import playing
+from trainer_support import TEMPERATURE, environment
+
+from roq import Job, Scheduler
+from roq.jobs import create_run
+from roq.up import trainer_command
+
+KEYS = {
+    "step", "time", "reward/mean", "reward/std", "staleness/mean", "staleness/max", "staleness/counts",
+    "groups", "trajectories", "tokens/response", "tokens/prompt", "response_length/mean",
+    "response_length/max", "loss", "grad_norm", "clip_fraction", "mismatch_kl", "mismatch/outlier_share",
+    "mismatch/abs_diff_mean", "mismatch/abs_diff_tokens", "importance/mean", "importance/truncated_share",
+    "time/wait_for_batch", "time/fetch", "time/logprob", "time/train", "time/export", "time/checkpoint",
+    "time/step", "scheduler_s", "wall_s", "rss_bytes", "replay",
+}  # fmt: skip
+
+
+@dataclasses.dataclass
+class Setup:
+    """A run on a server, and its trainer process."""
+
+    url: str
+    job: Job
+
+    @property
+    def dir(self) -> Path:
+        return Path(self.job.run.dir)
+
+    def connect(self) -> Scheduler:
+        return Scheduler(self.url, self.job.run.name, retry_s=10)
+
+    def start(self) -> subprocess.Popen[str]:
+        with (self.dir / "trainer.log").open("a") as log:
+            return subprocess.Popen(
+                trainer_command(self.url, self.job.run.name, self.job.trainer.ranks),
+                env=environment(), stdout=log, stderr=log, text=True,
+            )  # fmt: skip
+
+    def lines(self) -> list[dict[str, Any]]:
+        path = self.dir / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def log(self) -> str:
+        return (self.dir / "trainer.log").read_text()
+
+    def until(self, what: Callable[[], bool], process: subprocess.Popen[str], timeout: float = 60) -> None:
+        deadline = time.monotonic() + timeout
+        while not what():
+            assert process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def prepare(servers: Callable[[str], Any], models: Path, tmp_path: Path) -> Callable[..., Setup]:
+    """Create a run with a job; keyword arguments change ``[protocol]`` and ``[trainer]``."""
+
+    def prepare(protocol: dict[str, Any] | None = None, kind: str = "untied", **training: Any) -> Setup:
+        server = servers("valkey")
+        server.redis.flushall()
+        rows = tmp_path / "prompts.jsonl"
+        rows.write_text("".join(json.dumps({"prompt": str(i), "answer": "1"}) + "\n" for i in range(200)))
+        table = {
+            "run": {"name": "loop", "dir": str(tmp_path)},
+            "protocol": {"eta": 1, "batch_size": 3, "group_size": 4, "total_steps": 4, "lease_s": 30}
+            | (protocol or {}),
+            "model": {"path": str(models / kind)},
+            "data": {"file": str(rows), "max_prompt_tokens": 16},
+            "rollout": {"max_tokens": 16, "temperature": TEMPERATURE},
+            "trainer": {"lr": 1e-3, "micro_batch_size": 5, "max_seq_tokens": 32, "checkpoint_every": 3}
+            | training,
+        }
+        setup = Setup(server.url, msgspec.convert(table, Job))
+        with setup.connect() as sched:
+            create_run(sched, setup.job)
+        return setup
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind"), [({}, "untied"), ({"data_parallel": 2}, "tied"), ({"tensor_parallel": 2}, "tied")]
+)
+def test_trains_to_the_end(prepare, ranks: dict[str, int], kind: str) -> None:
+    setup = prepare(kind=kind, keep_weights=1, **ranks)
+    trainer = setup.start()
+    with playing(setup.connect):
+        assert trainer.wait(90) == 0, setup.log()
+    with setup.connect() as sched:
+        status = sched.status()
+        assert sched.verify() == []
+    assert (status.version, status.ended, status.checkpoint, status.ledger.trained) == (4, True, 4, 12)
+    assert status.ledger.balanced
+
+    lines = setup.lines()
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    for line in lines:
+        assert set(line) == KEYS
+        assert (line["groups"], line["trajectories"], line["replay"]) == (3, 12, False)
+        assert line["staleness/max"] <= 1
+        assert sum(line["staleness/counts"].values()) == 12
+        assert line["tokens/prompt"] == 12 * 4
+        assert line["clip_fraction"] == 0
+        assert line["grad_norm"] > 0
+        assert line["rss_bytes"] < 2 << 30
+    same = [line for line in lines if line["mismatch/abs_diff_tokens"]]
+    assert same, "no token was sampled with the version being trained"
+    assert max(line["mismatch/abs_diff_mean"] for line in same) < 1e-5
+    assert any(line["staleness/counts"].get("1") for line in lines)
+    assert lines[-1]["scheduler_s"] < 0.5
+    assert sorted(path.name for path in (setup.dir / "checkpoints").iterdir()) == [
+        "step_00000003",
+        "step_00000004",
+    ]
+    kept = sorted(path.name for path in (setup.dir / "weights").iterdir())
+    assert kept[-1] == "v00000004"
+    assert len(kept) <= 2  # the newest, and one that the worker may still have pinned
+    assert Path(setup.job.model.path).is_dir()
+
+
+def test_a_stopped_and_a_killed_trainer_go_on_where_they_were(prepare) -> None:
+    setup = prepare(protocol={"total_steps": 6})
+    with playing(setup.connect):
+        trainer = setup.start()
+        setup.until(lambda: len(setup.lines()) >= 2, trainer)
+        trainer.send_signal(signal.SIGTERM)
+        assert trainer.wait(30) == 0, setup.log()
+        assert "start the trainer again to go on" in setup.log()
+        first = len(setup.lines())
+
+        trainer = setup.start()
+        setup.until(lambda: len(setup.lines()) >= first + 3, trainer)
+        trainer.kill()
+        trainer.wait(30)
+
+        trainer = setup.start()
+        assert trainer.wait(90) == 0, setup.log()
+    with setup.connect() as sched:
+        status = sched.status()
+        assert sched.verify() == []
+    assert (status.version, status.checkpoint, status.ledger.trained) == (6, 6, 18)
+    lines = setup.lines()
+    assert {line["step"] for line in lines} == set(range(6))
+    assert any(line["replay"] for line in lines)
+    originals = {line["step"]: line for line in reversed(lines)}
+    for line in lines:  # the same batch, trained from the same weights: the same figures
+        original = originals[line["step"]]
+        for key in ("reward/mean", "tokens/response", "loss", "grad_norm", "mismatch_kl"):
+            assert line[key] == pytest.approx(original[key], rel=1e-6, abs=1e-9)
+    assert not list(setup.dir.glob("*/.tmp-*"))
+
+    again = setup.start()  # there is nothing left to do, and it says so
+    assert again.wait(60) == 0
+    assert setup.log().count("the run is over after 6 updates") == 2
+
+
+def test_says_what_it_waits_for_and_gives_up_when_no_worker_lives(prepare) -> None:
+    setup = prepare(protocol={"eta": 0}, worker_timeout_s=2.0)
+    with setup.connect() as sched:
+        sched.renew("w0", 0)
+        reservation = sched.reserve("w0", 0, 1).reservations[0]
+        sched.release(reservation, reason="error", error="reward exploded")
+        sched.reserve("w0", 0, 1)
+        trainer = setup.start()
+        setup.until(lambda: sched.status().trainer != "", trainer)
+        sched.renew("w0", 0)
+        time.sleep(1)
+        sched.leave("w0")
+        assert trainer.wait(60) == 1
+    last = setup.log().splitlines()[-1]
+    assert "no live worker for" in last
+    assert "batch 0: 0 of 3 groups done, 1 in the making, 2 slots empty" in last
+    assert "nobody yet" in last
+    assert "reward exploded" in last
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tensor_parallel": 3}, "the job wants 3 trainer ranks"),
+        ({"max_seq_tokens": 31}, "trainer.max_seq_tokens = 31 is less than"),
+    ],
+)
+def test_a_job_that_cannot_work_is_one_line_and_exit_2(
+    prepare, changes: dict[str, int], message: str
+) -> None:
+    setup = prepare(**changes)
+    done = subprocess.run(
+        [sys.executable, "-m", "roq_trainer", "--redis", setup.url, "--run", "loop"],
+        env=environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("roq-trainer: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""

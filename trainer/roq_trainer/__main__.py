@@ -1,0 +1,50 @@
+"""``python -m roq_trainer --redis URL --run NAME``: one rank of the training process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import click
+
+from roq.errors import ConfigError, RoqError
+
+__all__ = ["main"]
+
+
+@click.command()
+@click.option(
+    "--redis", "url", required=True, metavar="URL", help="redis://…, rediss://… or unix:///path.sock"
+)
+@click.option("--run", required=True, metavar="NAME", help="The run, as created by roq init or roq up.")
+def main(url: str, run: str) -> None:
+    """Train a run's model until the run ends. With several ranks, start it by torchrun.
+
+    Exits 0 at the end of the run or after SIGTERM, 2 when the job cannot work, 1 on any other failure.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format=f"%(asctime)s rank {rank} %(name)s: %(message)s"
+    )
+    logging.getLogger("roq").setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    from roq_trainer import _dist
+    from roq_trainer.train import train
+
+    try:
+        train(url, run)
+    except _dist.PeerFailed:
+        code = 1  # rank 0 says why
+    except RoqError as error:
+        click.echo(f"roq-trainer: {error}", err=True)
+        code = 2 if isinstance(error, ConfigError) else 1
+    else:
+        return
+    # Not sys.exit: tearing the process groups down would wait for ranks that may be gone.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
