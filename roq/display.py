@@ -332,8 +332,9 @@ def _curves(steps: Sequence[Step], width: int) -> Iterable[RenderableType]:
 def _trainer(view: View) -> RenderableType:
     from rich.text import Text
 
-    state = view.processes.get("trainer", "")
-    return Text.assemble(("trainer  ", "bold"), trainer_text(view.status), (f"  {state}", "dim"))
+    state = view.processes.get("trainer", "running")
+    text = Text.assemble(("trainer  ", "bold"), trainer_text(view.status))
+    return text if state == "running" else text.append(f"  (process {state})", style="yellow")
 
 
 def _workers(view: View) -> RenderableType:

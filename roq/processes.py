@@ -30,6 +30,8 @@ __all__ = [
     "write_records",
 ]
 
+KILL_S = 5.0  # a killed process is gone at once, unless the kernel is busy with it
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A process that was started: its name, pid, the mark of when it started, its command and log file."""
@@ -115,22 +117,30 @@ def send(record: Record, number: signal.Signals) -> bool:
 
 def finish(record: Record) -> None:
     """Kill the recorded process, if it still runs, with everything in its process group."""
-    if record.alive:
-        _signal_group(record.pid, signal.SIGKILL)
+    if not record.alive:
+        return
+    _signal_group(record.pid, signal.SIGKILL)
+    deadline = time.monotonic() + KILL_S
+    while record.alive and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 def stop(
-    records: Sequence[Record], wait_s: float, *, poll: Callable[[], object] = lambda: None
+    records: Sequence[Record],
+    wait_s: float,
+    *,
+    poll: Callable[[], object] = lambda: None,
+    hurry: Callable[[], bool] = lambda: False,
 ) -> list[Record]:
     """SIGTERM all of them, wait at most ``wait_s`` for them to end, kill the rest; returns those killed.
 
-    ``poll`` is called while waiting (to reap children, or to show progress).
+    ``poll`` is called while waiting (to reap children); ``hurry`` may end the wait early.
     """
     for record in records:
         send(record, signal.SIGTERM)
     deadline = time.monotonic() + wait_s
     left = [record for record in records if record.alive]
-    while left and time.monotonic() < deadline:
+    while left and time.monotonic() < deadline and not hurry():
         poll()
         time.sleep(0.05)
         left = [record for record in left if record.alive]

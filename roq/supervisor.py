@@ -21,7 +21,6 @@ from roq.errors import ConfigError, RoqError
 from roq.processes import (
     Record,
     exit_code,
-    finish,
     read_records,
     spawn,
     start_mark,
@@ -182,11 +181,8 @@ class Supervisor:
         def poll() -> None:
             for child in running:
                 child.poll()
-            if hurry():
-                for record in records:
-                    finish(record)
 
-        killed = stop(records, grace_s, poll=poll)
+        killed = stop(records, grace_s, poll=poll, hurry=hurry)
         for child in running:
             if child.popen is not None:
                 child.popen.wait(timeout=10)
@@ -215,12 +211,8 @@ class Supervisor:
         how = _how(child.code)
         last = tail(child.log, 5)
         if child.code == USAGE or child.failures >= self._restarts.most:
-            times = (
-                f"{child.failures} times in a row" if child.failures > 1 else "and cannot be started again"
-            )
-            child.fatal = (
-                f"{child.name} {how} {times}; its log {child.log} ends: {last[-1] if last else '(empty)'}"
-            )
+            times = f"{child.failures} times in a row" if child.failures > 1 else "and cannot go on"
+            child.fatal = f"{child.name} {how} {times}; {child.log} ends: {last[-1] if last else '(empty)'}"
             self._say(child.fatal)
             return
         pause = min(self._restarts.longest_s, self._restarts.first_s * 2 ** (child.failures - 1))

@@ -114,6 +114,7 @@ def _workers(found: list[WorkerStatus]) -> None:
 def verify(target: Target, json_: bool) -> None:
     """Check the protocol's invariants on the live run; exit code 1 if one is broken."""
     with target.scheduler() as scheduler:
+        scheduler.config()  # an unknown run is the caller's mistake, not a broken invariant
         problems = scheduler.verify()
     if json_:
         echo_json({"ok": not problems, "problems": problems})

