@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 from roq.errors import ConfigError
@@ -76,8 +76,8 @@ def load_function(name: str) -> RewardFunction:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"reward.function = {name!r} must look like module:function")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may fail with anything while it is imported
@@ -88,4 +88,4 @@ def load_function(name: str) -> RewardFunction:
     function = getattr(module, attribute, None)
     if not callable(function):
         raise ConfigError(f"reward.function = {name!r}: module {module_name!r} has no function {attribute!r}")
-    return cast(RewardFunction, function)
+    return cast("RewardFunction", function)

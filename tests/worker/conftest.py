@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,20 +17,24 @@ VOCABULARY = ["<pad>", "<eos>", *"0123456789+-*/=() abcdefghijklmnopqrstuvwxyzQA
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
-def make_model(folder: Path, *, seed: int = 0, tied: bool = False, **changes: Any) -> Path:
-    """A random Qwen3 of 2 layers, hidden 64, head size 32, with a character tokenizer."""
+def make_model(folder: Path, *, seed: int = 0, tied: bool = False, spare: int = 200, **changes: Any) -> Path:
+    """A random Qwen3 of 2 layers, hidden 64, head size 32, with a character tokenizer.
+
+    ``spare`` tokens without a use make the end token, and so the end of a response, rarer.
+    """
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+    vocabulary = [*VOCABULARY, *(chr(0x4E00 + i) for i in range(spare))]
     tokenizer = Tokenizer(
-        models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<pad>")
+        models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<pad>")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
     shape = {
-        "vocab_size": len(VOCABULARY),
+        "vocab_size": len(vocabulary),
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
@@ -74,3 +80,20 @@ def run() -> Iterator[Run]:
     yield within
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
+
+
+@pytest.fixture(scope="module")
+def close(run: Run) -> Callable[[Any], None]:
+    """Close an engine so that nothing of it shows up in a later test."""
+
+    async def a_moment() -> None:
+        await asyncio.sleep(0.05)  # vLLM closes its sockets in the loop
+
+    def end(engine: Any) -> None:
+        engine.close()
+        run(a_moment())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # vLLM leaves its ZeroMQ context to the garbage collector
+            gc.collect()
+
+    return end

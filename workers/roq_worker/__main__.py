@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -38,10 +39,10 @@ def _end(code: int) -> None:
     import psutil
 
     for child in psutil.Process().children(recursive=True):
-        try:
-            child.kill()
-        except psutil.Error:
-            continue
+        with contextlib.suppress(psutil.Error):
+            # This one ends by itself, and first removes the shared memory that the others leave behind.
+            if not any("multiprocessing.resource_tracker" in part for part in child.cmdline()):
+                child.kill()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

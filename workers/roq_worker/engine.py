@@ -108,7 +108,10 @@ class Engine:
             "worker_extension_cls": "roq_worker.weight_files.WorkerExtension",
         }
         # In a thread: starting takes seconds to minutes, and the loop must keep answering meanwhile.
-        llm = await asyncio.to_thread(_start_vllm, arguments)
+        # Handed over in a list: an idle thread keeps its last result alive, and with it vLLM's sockets.
+        started: list[Any] = []
+        await asyncio.to_thread(lambda: started.append(_start_vllm(arguments)))
+        llm = started.pop()
         engine = cls(llm, version, shapes, tied, rollout)
         await llm.update_weight_version(str(version))
         return engine
@@ -239,7 +242,7 @@ class Engine:
     @property
     def failure(self) -> str:
         """Why this engine can no longer be used; empty while it can."""
-        if not self._broken and self._llm.errored:
+        if not self._broken and (self._llm is None or self._llm.errored):
             self._broken = "vLLM's engine process died; see the worker's log for its last words"
         return self._broken
 
@@ -259,7 +262,9 @@ class Engine:
 
     def close(self, timeout_s: float = 1.0) -> None:
         """End the engine process; requests still in flight are lost. Blocks, at most ``timeout_s``."""
-        self._llm.shutdown(timeout=timeout_s)
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.shutdown(timeout=timeout_s)
 
 
 def _start_vllm(arguments: dict[str, Any]) -> Any:

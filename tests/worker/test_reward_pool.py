@@ -1,0 +1,133 @@
+"""Reward processes: whatever a function does, its call fails alone and the pool goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from roq.config import Reward
+from roq.errors import ConfigError, RewardError
+from roq_worker.reward_pool import RewardPool
+
+FUNCTIONS = """
+import ctypes, os, re, signal, sys, time
+
+def score(item, response):
+    print("a function may print", flush=True)
+    match item.get("do"):
+        case None: return item["answer"] == response
+        case "raise": raise KeyError("no such thing")
+        case "sleep": time.sleep(item["for"]); return 1
+        case "hang": time.sleep(3600)
+        case "gil": ctypes.PyDLL(None).sleep(3600)  # a C call that never lets go of the GIL
+        case "regex": re.match(r"(a+)+$", "a" * 60 + "b")  # so does this
+        case "exit": os._exit(7)
+        case "crash": os.kill(os.getpid(), signal.SIGSEGV)
+        case "nan": return float("nan")
+        case "text": return "much"
+        case "pid": return os.getpid()
+"""
+
+Make = Callable[..., Awaitable[RewardPool]]
+
+
+@pytest.fixture
+async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
+    (tmp_path / "rewards_of_a_user.py").write_text(FUNCTIONS)
+    monkeypatch.chdir(tmp_path)  # modules beside the current directory count, also in the processes
+    made: list[RewardPool] = []
+
+    async def make(processes: int = 1, timeout_s: float = 10.0, function: str = "score") -> RewardPool:
+        name = f"rewards_of_a_user:{function}"
+        made.append(RewardPool(Reward(function=name, processes=processes, timeout_s=timeout_s)))
+        await made[-1].start()
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("raise", r"raised KeyError: 'no such thing' \(rewards_of_a_user\.py:8\)"),
+        ("exit", r"ended its process \(exit code 7\)"),
+        ("crash", r"ended its process \(signal 11\)"),
+        ("nan", "returned nan"),
+        ("text", "raised ValueError: could not convert string to float"),
+    ],
+)
+async def test_a_failing_call_fails_alone(pool: Make, what: str, message: str) -> None:
+    rewards = await pool()
+    with pytest.raises(RewardError, match=message):
+        await rewards.score({"do": what}, "")
+    assert await rewards.score({"answer": "4"}, "4") == 1.0
+    assert await rewards.score({"answer": "4"}, "5") == 0.0
+
+
+@pytest.mark.parametrize("what", ["hang", "gil", "regex"])
+async def test_a_hanging_call_is_ended_in_time(pool: Make, what: str) -> None:
+    rewards = await pool(timeout_s=0.5)
+    began = time.monotonic()
+    with pytest.raises(RewardError, match=r"took longer than 0\.5 s \(reward\.timeout_s\)"):
+        await rewards.score({"do": what}, "")
+    assert time.monotonic() - began < 3
+    assert await rewards.score({"answer": "4"}, "4") == 1.0
+
+
+async def test_calls_run_side_by_side_and_the_rest_wait(pool: Make) -> None:
+    rewards = await pool(processes=2, timeout_s=30)
+    began = time.monotonic()
+    results = await asyncio.gather(*(rewards.score({"do": "sleep", "for": 0.4}, "") for _ in range(4)))
+    assert results == [1.0] * 4
+    assert 0.8 <= time.monotonic() - began < 1.6
+
+
+async def test_a_hang_does_not_stop_the_other_process(pool: Make) -> None:
+    rewards = await pool(processes=2, timeout_s=2)
+    hanging = asyncio.create_task(rewards.score({"do": "gil"}, ""))
+    await asyncio.sleep(0.05)
+    for _ in range(20):
+        assert await asyncio.wait_for(rewards.score({"answer": "4"}, "4"), 1) == 1.0
+    with pytest.raises(RewardError):
+        await hanging
+
+
+async def test_a_cancelled_call_leaves_no_answer_behind(pool: Make) -> None:
+    rewards = await pool()
+    before = await rewards.score({"do": "pid"}, "")
+    call = asyncio.create_task(rewards.score({"do": "sleep", "for": 60}, ""))
+    await asyncio.sleep(0.1)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    # The next call must not get the cancelled one's answer: it has a process of its own.
+    assert await rewards.score({"do": "pid"}, "") != before
+
+
+async def test_large_items_go_through(pool: Make) -> None:
+    rewards = await pool()
+    text = "x" * 3_000_000
+    assert await rewards.score({"answer": text}, text) == 1.0
+
+
+async def test_a_function_that_cannot_be_imported(pool: Make, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no function 'skore'"):
+        await pool(function="skore")
+    (tmp_path / "rewards_of_a_user.py").write_text("import os\nos._exit(3)\n")
+    with pytest.raises(ConfigError, match="ended or hung while it was imported"):
+        await pool()
+
+
+async def test_processes_end_with_the_pool(pool: Make) -> None:
+    rewards = await pool()
+    pid = int(await rewards.score({"do": "pid"}, ""))
+    await rewards.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
