@@ -5,6 +5,7 @@ Every function raises :class:`ConfigError` with one sentence. None of them impor
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -17,12 +18,24 @@ from typing import Any, cast
 from roq.config import Job
 from roq.errors import ConfigError
 
-__all__ = ["check_job", "check_model", "check_reward", "process_environment"]
+__all__ = ["check_engines", "check_job", "check_model", "check_reward", "process_environment"]
 
 # vLLM 0.32: CPUAttentionBackend.get_supported_head_sizes
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 REWARD_IMPORT_S = 120.0
+
+
+def check_engines() -> None:
+    """Check that workers and trainer can be started here at all; nothing is imported."""
+    wanted = {"roq_worker": "worker", "vllm": "worker", "roq_trainer": "trainer", "megatron": "trainer"}
+    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+    if missing:
+        extras = ",".join(sorted({wanted[name] for name in missing}))
+        raise ConfigError(
+            f"{', '.join(missing)} cannot be found by {sys.executable}; run `pip install 'roq[{extras}]'` "
+            "(on a machine without a GPU worker-cpu instead of worker)"
+        )
 
 
 def check_job(job: Job, config_file: Path, *, engines_here: bool) -> None:
@@ -72,10 +85,10 @@ def _check_weights(folder: Path) -> None:
                 f"{folder}: {index.name} names files that are missing: {', '.join(missing) or 'all'}"
             )
     else:
-        names = sorted(file.name for file in folder.glob("*.safetensors"))
-    if not names:
+        names = ["model.safetensors"]
+    if not (folder / names[0]).is_file():
         raise ConfigError(
-            f"{folder}: the model folder has no weights (*.safetensors); make or download the model"
+            f"{folder}: the model folder has no weights (model.safetensors); make or download the model"
         )
     for name in names:
         _check_safetensors(folder / name)

@@ -18,7 +18,7 @@ import msgspec
 from roq.config import RunConfig
 from roq.records import Records, Step, WorkerLine
 from roq.summary import clock
-from roq.types import BufferStatus, Status
+from roq.types import BufferStatus, Status, WorkerStatus
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,6 +33,7 @@ __all__ = [
     "sparkline",
     "step_line",
     "trainer_text",
+    "worker_info",
 ]
 
 OCCUPIED, RESERVED, EMPTY = "■", "▨", "·"
@@ -141,6 +142,14 @@ def trainer_text(status: Status) -> str:
         whose = f"with {', '.join(oldest.owners)}" if oldest.owners else "with no worker"
         text += f"; oldest: slot {oldest.slot}, {whose} for {clock(oldest.age_s)}"
     return text
+
+
+def worker_info(worker: WorkerStatus) -> dict[str, object]:
+    """What the worker says of itself."""
+    try:
+        return msgspec.json.decode(worker.info, type=dict[str, object]) if worker.info else {}
+    except msgspec.DecodeError:
+        return {"text": worker.info}
 
 
 def step_line(step: Step, total: int | None, left_s: float | None) -> str:
@@ -358,8 +367,10 @@ def _workers(view: View) -> RenderableType:
         total += speed
         lease = f"{worker.lease_left_s:.0f} s" if worker.lease_left_s > 0 else "expired"
         version = "?" if worker.version is None else str(worker.version)
-        error = Text(worker.error.splitlines()[0][:60] if worker.error else "", style="red")
-        table.add_row(worker.worker, version, str(worker.claims), f"{speed:,.0f}", lease, error)
+        doing = Text(str(worker_info(worker).get("doing", "")), style="dim")
+        if worker.error:
+            doing = Text(worker.error.splitlines()[0][:60], style="red")
+        table.add_row(worker.worker, version, str(worker.claims), f"{speed:,.0f}", lease, doing)
     if len(view.status.workers) > 1:
         table.add_row("all", "", str(view.status.inflight), f"{total:,.0f}", "", "", style="dim")
     for name, state in view.processes.items():

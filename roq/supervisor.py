@@ -212,7 +212,7 @@ class Supervisor:
         last = tail(child.log, 5)
         if child.code == USAGE or child.failures >= self._restarts.most:
             times = f"{child.failures} times in a row" if child.failures > 1 else "and cannot go on"
-            child.fatal = f"{child.name} {how} {times}; {child.log} ends: {last[-1] if last else '(empty)'}"
+            child.fatal = f"{child.name} {how} {times}; {child.log} ends: {_last_error(child.log)}"
             self._say(child.fatal)
             return
         pause = min(self._restarts.longest_s, self._restarts.first_s * 2 ** (child.failures - 1))
@@ -236,6 +236,13 @@ class Supervisor:
     def _write(self) -> None:
         running = {child.name: child.record for child in self._children if child.record is not None}
         write_records(self.pids_file, running)
+
+
+def _last_error(log: Path) -> str:
+    """The line in which the process itself said what is wrong (torchrun adds a lot to it), or the last."""
+    lines = tail(log, 200, limit=65536)
+    own = [line for line in lines if line.startswith(("roq-trainer:", "roq worker:"))]
+    return (own or lines or ["(empty)"])[-1]
 
 
 def _how(code: int | None) -> str:

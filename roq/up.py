@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from roq.checks import check_job, process_environment
+from roq.checks import check_engines, check_job, process_environment
 from roq.client import Scheduler
 from roq.config import Job, RunConfig, load_job
 from roq.display import Display, View
@@ -73,6 +73,8 @@ def up(
     # ---- look at everything before touching anything
     display.phase(f"checking {config_file}")
     job = load_job(config_file)
+    if worker is worker_command:
+        check_engines()
     check_job(job, config_file, engines_here=True)
     prompts = load_prompts(job.data)
     folder = Path(job.run.dir)

@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from roq.cli._common import Target, as_json, echo_json, table, target
-from roq.display import EMPTY, OCCUPIED, RESERVED, slot_row, trainer_text
+from roq.display import EMPTY, OCCUPIED, RESERVED, slot_row, trainer_text, worker_info
 from roq.summary import clock
 from roq.types import Status, WorkerStatus
 
@@ -81,17 +81,9 @@ def workers(target: Target, json_: bool) -> None:
     with target.scheduler() as scheduler:
         found = scheduler.status().workers
     if json_:
-        echo_json([msgspec.structs.asdict(worker) | {"info": _info(worker)} for worker in found])
+        echo_json([msgspec.structs.asdict(worker) | {"info": worker_info(worker)} for worker in found])
         return
     _workers(found)
-
-
-def _info(worker: WorkerStatus) -> dict[str, object]:
-    """What the worker says of itself."""
-    try:
-        return msgspec.json.decode(worker.info, type=dict[str, object]) if worker.info else {}
-    except msgspec.DecodeError:
-        return {"text": worker.info}
 
 
 def _workers(found: list[WorkerStatus]) -> None:
@@ -100,7 +92,7 @@ def _workers(found: list[WorkerStatus]) -> None:
         return
     rows: list[tuple[object, ...]] = []
     for worker in found:
-        said = " ".join(f"{key}={value}" for key, value in _info(worker).items())
+        said = " ".join(f"{key}={value}" for key, value in worker_info(worker).items())
         error = worker.error.splitlines()[0][:80] if worker.error else ""
         lease = f"{worker.lease_left_s:.0f} s" if worker.lease_left_s > 0 else "expired"
         version = "?" if worker.version is None else worker.version

@@ -34,8 +34,8 @@ def buffer(number: int, occupied: int, empty: int, reserved: int, state: str) ->
 def view(tmp_path: Path) -> View:
     now = time.time()
     rows = [
-        {"step": i, "time": now - 40 + 4 * i, "reward/mean": i / 10, "staleness/mean": 0.5, "staleness/max": 1,
-         "tokens/response": 2000, "time/step": 3.0, "time/wait_for_batch": 1.0, "wall_s": 4.0 * i + 4}
+        {"step": i, "time": now - 40 + 4 * i, "reward/mean": i / 10, "staleness/mean": 0.5,
+         "staleness/max": 1, "tokens/response": 2000, "time/step": 3.0, "time/wait_for_batch": 1.0, "wall_s": 4.0 * i + 4}
         for i in range(9)
     ]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -47,6 +47,7 @@ def view(tmp_path: Path) -> View:
     (tmp_path / "workers" / "host-1-abc.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     records = Records(tmp_path)
     records.read()
+    info = '{"doing": "waiting: window_full"}'
     status = Status(
         run="demo",
         version=9,
@@ -55,7 +56,7 @@ def view(tmp_path: Path) -> View:
         trainer="t0",
         inflight=6,
         buffers=[buffer(9, 8, 0, 0, "TRAINING"), buffer(10, 3, 2, 3, "PENDING")],
-        workers=[WorkerStatus(worker="host-1-abc", version=9, claims=6, lease_left_s=27.0)],
+        workers=[WorkerStatus(worker="host-1-abc", version=9, claims=6, lease_left_s=27.0, info=info)],
     )
     config = RunConfig(eta=1, batch_size=8, total_steps=30)
     return View(
@@ -80,7 +81,7 @@ def test_the_live_picture_tells_everything(view: View) -> None:
         "reward         ▁▁▂▃▄▅▆▇█",
         "0.800  (0.000 to 0.800)",
         "trainer  trains batch 9",
-        "host-1-abc        9          6       300   27 s",
+        "host-1-abc        9          6       300   27 s  waiting: window_full",
     ):
         assert piece in text, text
 
