@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["broken_invariants"]
+__all__ = ["Snapshot", "broken_invariants", "problems"]
 
 _SPAN = 1_000_000
 _AGES = 1_000
@@ -24,7 +24,9 @@ def _zset(flat: Sequence[bytes]) -> dict[str, int]:
     return {flat[i].decode(): int(float(flat[i + 1])) for i in range(0, len(flat), 2)}
 
 
-class _Snapshot:
+class Snapshot:
+    """The keys of a run, parsed."""
+
     def __init__(self, reply: Sequence[Any]) -> None:
         parts = {reply[i].decode(): reply[i + 1] for i in range(0, len(reply), 2)}
         self.config = _hash(parts["config"])
@@ -52,8 +54,10 @@ class _Snapshot:
         }
         self.by_version = {int(g): score for g, score in _zset(parts["reserved_by_version"]).items()}
         self.claims = {tuple(claim.split()) for claim in _zset(parts["claims"])}
-        self.pending = set(_zset(parts["pending"]))
-        self.heartbeats = set(_zset(parts["heartbeats"]))
+        self.pending_order = _zset(parts["pending"])
+        self.pending = set(self.pending_order)
+        self.lease_ends = _zset(parts["heartbeats"])
+        self.heartbeats = set(self.lease_ends)
         self.cancelled = list(_zset(parts["cancelled"]))
         self.departed = set(_zset(parts["departed"]))
         self.payloads = {name.decode() for name in parts["payloads"]}
@@ -66,14 +70,18 @@ class _Snapshot:
 
 def broken_invariants(reply: Sequence[Any]) -> list[str]:
     """One sentence for each broken invariant; empty when all hold."""
-    run = _Snapshot(reply)
+    return problems(Snapshot(reply))
+
+
+def problems(run: Snapshot) -> list[str]:
+    """As :func:`broken_invariants`, for a snapshot that is parsed."""
     if not run.config:
         return ["there is no such run on this server"]
     checks = (_slots, _layout, _versions, _batches, _ledger, _claims, _leftovers)
     return [f"{check.__name__[1:]}: {problem}" for check in checks for problem in check(run)]
 
 
-def _slots(run: _Snapshot) -> Iterator[str]:
+def _slots(run: Snapshot) -> Iterator[str]:
     """1 and 2: a live group is in exactly one slot, a filled slot names one live group, in legal buffers."""
     eta, frontier = int(run.config["eta"]), run.number("frontier")
     from_slots = run.slots
@@ -110,7 +118,7 @@ def _slots(run: _Snapshot) -> Iterator[str]:
         yield f"the version index still holds group {group}"
 
 
-def _layout(run: _Snapshot) -> Iterator[str]:
+def _layout(run: Snapshot) -> Iterator[str]:
     """3: Occupied, then Empty, then Reserved; and no Empty slot of a buffer in need before an Occupied."""
     size, need = int(run.config["buffer_slots"]), int(run.config["batch_size"])
     window = range(run.number("frontier"), run.number("version") + int(run.config["eta"]) + 1)
@@ -132,7 +140,7 @@ def _layout(run: _Snapshot) -> Iterator[str]:
             yield f"slot {buffer}.{slot} is outside the window"
 
 
-def _versions(run: _Snapshot) -> Iterator[str]:
+def _versions(run: Snapshot) -> Iterator[str]:
     """4: n is v or v + 1."""
     version, frontier = run.number("version"), run.number("frontier")
     if frontier not in (version, version + 1):
@@ -141,7 +149,7 @@ def _versions(run: _Snapshot) -> Iterator[str]:
         yield f"the published version {version} has no location"
 
 
-def _batches(run: _Snapshot) -> Iterator[str]:
+def _batches(run: Snapshot) -> Iterator[str]:
     """5: a taken batch has B groups of G complete members, payloads present, staleness at most eta."""
     eta = int(run.config["eta"])
     for batch, groups in run.batches.items():
@@ -163,7 +171,7 @@ def _batches(run: _Snapshot) -> Iterator[str]:
             yield f"batch {batch} is neither covered by a checkpoint nor kept"
 
 
-def _complete(run: _Snapshot, record: Any) -> Iterator[str]:
+def _complete(run: Snapshot, record: Any) -> Iterator[str]:
     complete = [m for m, member in enumerate(record["members"], 1) if member["state"] == "complete"]
     if len(complete) != int(run.config["group_size"]):
         yield f"group {record['group']} counts as finished with {len(complete)} complete members"
@@ -172,7 +180,7 @@ def _complete(run: _Snapshot, record: Any) -> Iterator[str]:
         yield f"group {record['group']} has v_traj {record['v']} but its members start at {oldest}"
 
 
-def _ledger(run: _Snapshot) -> Iterator[str]:
+def _ledger(run: Snapshot) -> Iterator[str]:
     """6: every issued ordinal is exactly one of in a slot, requeued, trained, filtered, discarded, dead."""
     training = [g for batch, groups in run.batches.items() if batch >= run.number("version") for g in groups]
     in_slots = [*run.index["reserved"], *run.index["occupied"], *training]
@@ -198,7 +206,7 @@ def _ledger(run: _Snapshot) -> Iterator[str]:
             yield f"ordinal {ordinal} was never issued"
 
 
-def _claims(run: _Snapshot) -> Iterator[str]:
+def _claims(run: Snapshot) -> Iterator[str]:
     """7: claims, leases and waiting members agree with the groups' records; tokens are distinct."""
     claims: set[tuple[str, ...]] = set()
     pending: set[str] = set()
@@ -230,7 +238,7 @@ def _claims(run: _Snapshot) -> Iterator[str]:
         yield f"leases and workers differ: {sorted(run.heartbeats ^ run.workers.keys())}"
 
 
-def _leftovers(run: _Snapshot) -> Iterator[str]:
+def _leftovers(run: Snapshot) -> Iterator[str]:
     """8: no field outlives what it describes."""
     complete = {
         f"{group}.{m}"

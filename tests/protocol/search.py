@@ -1,0 +1,248 @@
+"""An exhaustive search of the real Lua functions: from an empty run, every call that two workers, a
+trainer and an operator can make, in every order, to a fixed depth; states that only differ in names are
+visited once. Every call that takes an identity is made twice, and must have one effect.
+
+    python -m tests.protocol.search --url unix:///tmp/redis.sock --eta 1 --batch 2 --slots 2 --depth 9
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import msgspec
+import redis
+
+from roq import RunConfig
+from roq._keys import NAMES, keys_of
+from roq._library import source
+from roq._operations import config_fields
+from roq._verify import Snapshot, problems
+
+__all__ = ["Found", "search"]
+
+WORKERS = ("a", "b")
+
+Action = tuple[str, tuple[Any, ...]]
+
+
+class Found(msgspec.Struct):
+    """What a search saw."""
+
+    states: int = 1
+    transitions: int = 0
+    refused: int = 0
+    levels: list[int] = msgspec.field(default_factory=lambda: [1])
+    broken: list[str] = msgspec.field(default_factory=list)
+
+
+class _World:
+    """Runs on one server that are copied, acted on and looked at."""
+
+    def __init__(self, client: redis.Redis, config: RunConfig) -> None:
+        self.client = client
+        self.config = config
+        self.names = (f"x{n}" for n in itertools.count())
+        self.requests = itertools.count(1)
+
+    def create(self) -> str:
+        run = next(self.names)
+        self.client.execute_command(*_fcall(run, "create", json.dumps(config_fields(self.config)), ""))
+        return run
+
+    def forget(self, runs: list[str]) -> None:
+        pipe = self.client.pipeline(transaction=False)
+        for run in runs:
+            pipe.unlink(*keys_of(run).values())
+        pipe.execute()
+
+    def look(self, run: str) -> Snapshot:
+        return Snapshot(self.client.execute_command(*_fcall(run, "verify")))
+
+    def try_all(self, run: str, actions: list[Action]) -> Iterator[tuple[str, Snapshot, list[Any]]]:
+        """For each action, a copy of the run that it was done to: its name, its state, the answers. A call
+        that takes an identity is made twice under the same one."""
+        if actions:
+            pipe = self.client.pipeline(transaction=False)
+            copies: list[tuple[str, int]] = []
+            for function, values in actions:
+                copy = next(self.names)
+                for source, target in zip(keys_of(run).values(), keys_of(copy).values(), strict=True):
+                    pipe.copy(source, target)
+                times = 1
+                if function == "lapse":
+                    pipe.zadd(keys_of(copy)["heartbeats"], {values[0]: 1}, xx=True)
+                elif function in ("reserve", "complete", "release", "drop", "filter"):
+                    times = 2
+                    request = f"c 1 {next(self.requests)}"
+                    for _ in range(times):
+                        pipe.execute_command(*_fcall(copy, function, request, *values))
+                else:
+                    pipe.execute_command(*_fcall(copy, function, *values))
+                pipe.execute_command(*_fcall(copy, "verify"))
+                copies.append((copy, times))
+            replies = iter(pipe.execute(raise_on_error=False))
+            for copy, times in copies:
+                for _ in NAMES:
+                    next(replies)
+                answers = [next(replies) for _ in range(times)]
+                yield copy, Snapshot(next(replies)), answers
+
+
+def _fcall(run: str, function: str, *values: object) -> tuple[Any, ...]:
+    keys = keys_of(run).values()
+    return ("FCALL", f"roq_{function}", len(keys), *keys, *values)
+
+
+def _actions(snapshot: Snapshot) -> Iterator[Action]:
+    """Everything that somebody could call now."""
+    version = snapshot.number("version")
+    for worker in WORKERS:
+        for served in {version, max(0, version - 1)}:
+            for limit in (1, 2):
+                yield "reserve", (worker, served, limit)
+        yield "leave", (worker,)
+        if worker in snapshot.heartbeats:
+            yield "lapse", (worker,)
+            yield "renew", (worker, "", "", 0)
+    for group in snapshot.index["reserved"]:
+        yield "drop", (group, "x")
+        for m, member in enumerate(snapshot.groups[group]["members"], 1):
+            token = member["token"]
+            if member["state"] == "leased":
+                claim = (group, m, token, member["worker"])
+                for reward in (0, 1) if snapshot.config["filter_zero_variance"] == "1" else (1,):
+                    yield "complete", (*claim, reward, 1, member["v"], member["v"], b"payload")
+                yield "release", (*claim, 0, "detach", b"")
+                yield "release", (*claim, 0, "detach", b"prefix")
+                yield "release", (*claim, 1, "failed", b"")
+            if member["attempt"] > 1:  # the holder of the attempt before this one wakes up
+                yield "complete", (group, m, token - 1, "a", 1, 1, version, version, b"payload")
+    for group in snapshot.index["occupied"]:
+        yield "filter", (group, "x")
+    yield "renew", ("observer", "", "", 0)
+    yield "take", ("t", "")
+    yield "publish", ("t", version + 1, "w")
+    yield "checkpointed", ("t", version)
+
+
+def _canonical(snapshot: Snapshot) -> Any:
+    """The state without names: groups, tokens, ordinals and times are replaced by their order, and of the
+    two ways to name the workers the smaller is taken."""
+    order: dict[int, int] = {}
+    for batch in sorted(snapshot.batches):
+        for group in snapshot.batches[batch]:
+            order.setdefault(group, len(order))
+    slots = sorted((place, kind, group) for place, (kind, group) in snapshot.slots.items())
+    for _, _, group in slots:
+        order.setdefault(group, len(order))
+    records = sorted(snapshot.groups.values(), key=lambda record: order[record["group"]])
+    queue = sorted(snapshot.pending_order, key=lambda name: snapshot.pending_order[name])
+    unnamed = (
+        tuple(snapshot.state[f] for f in ("version", "frontier", "checkpoint", "freed", "paused", "ended")),
+        tuple((place, kind, order[group]) for place, kind, group in slots),
+        tuple((b, tuple(order[g] for g in snapshot.batches[b])) for b in sorted(snapshot.batches)),
+        tuple((order[int(name.split(".")[0])], name.split(".")[1]) for name in queue),
+        tuple(entry.split()[1] for entry in snapshot.requeued),
+        len(snapshot.dead),
+    )
+
+    def named(names: dict[str, str]) -> tuple[Any, ...]:
+        groups = tuple(
+            (
+                record["v"],
+                record["drops"],
+                tuple(
+                    (
+                        m["state"],
+                        names.get(m.get("worker", ""), ""),
+                        m.get("v", -1),
+                        m["failures"],
+                        m.get("prefix", False),
+                        m.get("reward", -1),
+                    )
+                    for m in record["members"]
+                ),
+            )
+            for record in records
+        )
+        leases = sorted((names.get(w, w), end == 1) for w, end in snapshot.lease_ends.items())
+        return groups, tuple(leases)  # an end of 1 has lapsed unnoticed
+
+    return unnamed, min(named({"a": "1", "b": "2"}), named({"a": "2", "b": "1"}))
+
+
+def search(client: redis.Redis, config: RunConfig, depth: int) -> Found:
+    """Visit every state within ``depth`` calls of the start; stops at the first broken invariant."""
+    client.flushdb()
+    client.execute_command("FUNCTION", "LOAD", "REPLACE", source())
+    world = _World(client, config)
+    start = world.create()
+    found = Found()
+    seen = {_canonical(world.look(start))}
+    level: list[tuple[str, tuple[Action, ...]]] = [(start, ())]
+    for _ in range(depth):
+        following: list[tuple[str, tuple[Action, ...]]] = []
+        for run, path in level:
+            before = world.look(run)
+            actions = list(_actions(before))
+            done: list[str] = [run]
+            for action, (copy, after, answers) in zip(actions, world.try_all(run, actions), strict=True):
+                found.transitions += 1
+                for problem in [*_answers(answers, before, after, found), *problems(after)]:
+                    found.broken.append(f"after {[*path, action]}: {problem}")
+                if found.broken:
+                    return found
+                key = _canonical(after)
+                if key in seen:
+                    done.append(copy)
+                else:
+                    seen.add(key)
+                    following.append((copy, (*path, action)))
+            world.forget(done)
+        level = following
+        found.levels.append(len(level))
+        found.states = len(seen)
+    return found
+
+
+def _answers(answers: list[Any], before: Snapshot, after: Snapshot, found: Found) -> Iterator[str]:
+    """What is wrong with the answers to an action."""
+    first, last = answers[0], answers[-1]
+    if isinstance(first, redis.ResponseError):
+        found.refused += 1
+        if not str(first).startswith("ROQ_"):
+            yield f"it failed: {first}"
+        if vars(after) != vars(before):
+            yield f"it was refused ({first}) but changed something"
+        if str(last) != str(first):
+            yield f"its retry was answered {last} after {first}"
+    elif last != first:
+        yield f"its retry was answered {last} after {first}"
+
+
+@click.command()
+@click.option("--url", required=True, help="A server for the search alone.")
+@click.option("--eta", default=1, show_default=True)
+@click.option("--batch", default=2, show_default=True)
+@click.option("--slots", default=2, show_default=True)
+@click.option("--group", default=1, show_default=True)
+@click.option("--depth", default=7, show_default=True)
+def main(url: str, eta: int, batch: int, slots: int, group: int, depth: int) -> None:
+    """Search, and print what was seen."""
+    client = redis.Redis.from_url(url)
+    config = RunConfig(eta=eta, batch_size=batch, buffer_slots=slots, group_size=group, max_attempts=2)
+    found = search(client, config, depth)
+    click.echo(
+        f"{found.states} states, {found.transitions} transitions ({found.refused} refused), "
+        f"by depth {found.levels}"
+    )
+    for problem in found.broken:
+        raise SystemExit(problem)
+
+
+if __name__ == "__main__":
+    main()
