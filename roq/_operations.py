@@ -15,7 +15,8 @@ import msgspec
 
 from roq import _functions as f
 from roq._keys import keys_of
-from roq._verify import broken_invariants
+from roq._verify import Snapshot, broken_invariants
+from roq.audit import Audit, audit_events
 from roq.config import RunConfig
 from roq.errors import StateLost, UnknownRun
 from roq.trajectory import Prefix, Trajectory
@@ -38,6 +39,7 @@ __all__ = ["Call", "Command", "Operation", "Operations"]
 T = TypeVar("T")
 
 _FETCH = 128  # payloads read with one command
+_PAGE = 1000  # events read with one command
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -190,6 +192,18 @@ class Operations:
     def verify(self) -> Operation[list[str]]:
         snapshot = yield Call(f.VERIFY, ())
         return broken_invariants(snapshot)
+
+    def audit(self) -> Operation[Audit]:
+        snapshot = Snapshot((yield Call(f.VERIFY, ())))
+        events: list[dict[str, str]] = []
+        start = "-"
+        while True:
+            page = yield Command(("XRANGE", self.keys["events"], start, "+", "COUNT", _PAGE))
+            if not page:
+                return audit_events(events, snapshot)
+            for _, fields in page:
+                events.append({name.decode(): value.decode() for name, value in fields.items()})
+            start = f"({page[-1][0].decode()}"
 
     # -- workers ------------------------------------------------------------------------------------
 

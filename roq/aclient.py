@@ -29,6 +29,7 @@ from roq._session import (
     translate,
     wire,
 )
+from roq.audit import Audit
 from roq.config import RunConfig
 from roq.errors import ConfigError
 from roq.trajectory import Prefix, Trajectory
@@ -160,6 +161,10 @@ class AsyncScheduler:
     async def verify(self) -> list[str]:
         """As :meth:`Scheduler.verify`."""
         return await self._run(self._operations.verify())
+
+    async def audit(self) -> Audit:
+        """As :meth:`Scheduler.audit`."""
+        return await self._run(self._operations.audit())
 
     async def wait(self, signal: int, timeout_s: float) -> int:
         """As :meth:`Scheduler.wait`."""

@@ -28,6 +28,7 @@ from roq._session import (
     translate,
     wire,
 )
+from roq.audit import Audit
 from roq.config import RunConfig
 from roq.errors import ConfigError
 from roq.trajectory import Prefix, Trajectory
@@ -181,6 +182,13 @@ class Scheduler:
     def verify(self) -> list[str]:
         """The broken invariants of the run, one sentence each; empty when all hold."""
         return self._run(self._operations.verify())
+
+    def audit(self) -> Audit:
+        """Replay the event stream of a run that stands still, and compare it with what Redis has.
+
+        The whole history is read: a few seconds for a hundred thousand events, in small commands.
+        """
+        return self._run(self._operations.audit())
 
     def wait(self, signal: int, timeout_s: float) -> int:
         """Sleep until something changed after ``signal`` or the time is up; returns the newest signal.

@@ -61,6 +61,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "sched"):
+            assert self.sched.audit().problems == []
             self.sched.close()
 
     def held(self, claim: Reservation) -> tuple[Group, Member]:

@@ -1,0 +1,94 @@
+"""The audit proves a good history and sees each way in which one could be bad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from roq import RunConfig, Scheduler
+from roq._verify import Snapshot
+from roq.audit import Event, audit_events
+from tests.protocol.play import Named, expire
+
+Events = list[dict[str, str]]
+
+
+def history(sched: Scheduler) -> tuple[Events, Snapshot]:
+    """A short run with a re-issue, a drop and a filter in it."""
+    run = Named(sched, RunConfig(eta=1, batch_size=2))
+    run.admit(0, 4)
+    expire(sched, "w0")
+    run.worker = "w1"
+    run.claims.clear()
+    run.admit(0, 4)
+    for name in "ABC":
+        run.complete(name)
+    sched.filter(run.group("C"), "dirty")
+    sched.drop(run.group("D"), "broken")
+    run.admit(0, 1)
+    assert run.take() == "AB"
+    run.publish(1)
+    client = sched._redis
+    keys = sched._operations.keys
+    events = [
+        {name.decode(): value.decode() for name, value in fields.items()}
+        for _, fields in client.xrange(keys["events"])
+    ]
+    flat = client.execute_command("FCALL_RO", "roq_verify", len(keys), *keys.values())
+    return events, Snapshot(flat)
+
+
+def test_a_good_history(sched: Scheduler) -> None:
+    events, snapshot = history(sched)
+    found = audit_events(events, snapshot)
+    assert found.problems == []
+    assert found.fates == {"trained": 2, "filtered": 1, "in_slots": 1}
+    assert (found.issued, found.reissued, found.expired) == (4, 4, 4)
+    assert found.staleness == {0: 2}
+    assert sched.audit() == found
+
+
+def without(kind: str) -> Callable[[Events], Events]:
+    def change(events: Events) -> Events:
+        index = next(i for i, event in enumerate(events) if event["event"] == kind)
+        return events[:index] + events[index + 1 :]
+
+    return change
+
+
+def doubled(kind: str) -> Callable[[Events], Events]:
+    return lambda events: [event for one in events for event in [one] * (1 + (one["event"] == kind))]
+
+
+def changed(kind: str, **fields: str) -> Callable[[Events], Events]:
+    return lambda events: [{**event, **fields} if event["event"] == kind else event for event in events]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (without("created"), "trimmed"),
+        (without("reserve"), "not in the run"),
+        (without("occupy"), "not finished"),
+        (without("filtered"), "Redis of 1"),
+        (without("requeued"), "issued again"),
+        (without("publish"), "Redis of 2"),
+        (doubled("take"), "taken twice"),
+        (doubled("occupy"), "finished twice"),
+        (doubled("publish"), "published after"),
+        (doubled("reserve"), "made twice"),
+        (changed("occupy", at="1.1"), "went to slot"),
+        (changed("occupy", v_traj="-2"), "staleness 2"),
+        (changed("take", groups="1 1"), "not finished"),
+        (changed("reissue", at="9.9"), "not its place"),
+    ],
+)
+def test_bad_histories(sched: Scheduler, change: Callable[[Events], Events], word: str) -> None:
+    events, snapshot = history(sched)
+    found: list[str] = audit_events(_typed(change(events)), snapshot).problems
+    assert any(word in problem for problem in found), found
+
+
+def _typed(events: Events) -> list[Event]:
+    return list(events)
