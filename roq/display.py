@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 OCCUPIED, RESERVED, EMPTY = "■", "▨", "·"
+SILENCE_S = 20.0  # the plain display says what is waited for after so long without a line
 RATE_WINDOW_S = 15.0  # tokens per second are those of the last so many seconds
 
 
@@ -165,7 +166,7 @@ def step_line(step: Step, total: int | None, left_s: float | None) -> str:
     ]
     if step.replay:
         parts.append("again after a restart")
-    if left_s is not None:
+    if left_s:
         parts.append(f"{clock(left_s)} left")
     return "  ".join(parts)
 
@@ -199,20 +200,25 @@ class PlainDisplay:
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._shown = 0
+        self._said_at = time.monotonic()
 
     def say(self, text: str) -> None:
         """Print the line."""
+        self._said_at = time.monotonic()
         click.echo(text, file=self._out)
 
     phase = say
 
     def update(self, view: View) -> None:
-        """Print the steps that are new."""
+        """Print the steps that are new, or after a long silence what is waited for."""
         lines = view.records.lines
         for number in range(self._shown, len(lines)):
             left = remaining(view.records.steps, view.total_steps) if number == len(lines) - 1 else None
             self.say(step_line(lines[number], view.total_steps, left))
         self._shown = len(lines)
+        if time.monotonic() - self._said_at > SILENCE_S:
+            loading = "" if view.status.workers else "; the workers are loading the model"
+            self.say(f"trainer {trainer_text(view.status)}{loading}")
 
     def close(self) -> None:
         """Nothing to undo."""
@@ -254,7 +260,8 @@ def render(view: View, width: int = 100) -> RenderableType:
     from rich.panel import Panel
 
     status, steps = view.status, view.records.steps
-    parts: list[RenderableType] = [_progress(view), "", *_buffers(status, max(16, min(64, width - 36))), ""]
+    parts: list[RenderableType] = [_progress(view), ""]
+    parts += [*_buffers(status, max(16, min(64, width - 36))), ""] if status.buffers else []
     parts += [*_curves(steps, width), ""] if steps else []
     parts += [_trainer(view), _workers(view)]
     state = "ended" if status.ended else "paused" if status.paused else "running"
@@ -277,7 +284,7 @@ def _progress(view: View) -> RenderableType:
     row.add_row(
         Text(f"step {done}" + (f" of {total}" if total else ""), style="bold"),
         ProgressBar(total=total, completed=done) if total else "",
-        f"{clock(left)} left" if left is not None else "",
+        f"{clock(left)} left" if left else "",
     )
     return row
 
@@ -343,7 +350,7 @@ def _trainer(view: View) -> RenderableType:
 
     state = view.processes.get("trainer", "running")
     text = Text.assemble(("trainer  ", "bold"), trainer_text(view.status))
-    return text if state == "running" else text.append(f"  (process {state})", style="yellow")
+    return text if state in ("running", "finished") else text.append(f"  (process {state})", style="yellow")
 
 
 def _workers(view: View) -> RenderableType:
@@ -374,6 +381,8 @@ def _workers(view: View) -> RenderableType:
     if len(view.status.workers) > 1:
         table.add_row("all", "", str(view.status.inflight), f"{total:,.0f}", "", "", style="dim")
     for name, state in view.processes.items():
-        if name != "trainer" and state != "running":
+        if state == "running" and not view.status.workers:
+            state = "starts: the engine loads the model"
+        if name != "trainer" and state not in ("running", "finished"):
             table.add_row(name, "", "", "", "", Text(state, style="yellow"))
     return table

@@ -58,6 +58,7 @@ def write_plot(records: Records, summary: Summary, run_dir: str | Path) -> Path 
         axes.set_xlim(0.4, steps[-1].step + 1.6)
     waiting.set_xlabel("optimizer step", color=QUIET, fontsize=9)
     waiting.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
+    staleness.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     path = Path(run_dir) / "summary.png"
     new = path.with_name("summary.new.png")
     figure.savefig(new)
@@ -83,7 +84,9 @@ def _reward(axes: Axes, steps: Sequence[Step]) -> None:
         return
     x, y = zip(*scored, strict=True)
     smooth = [fmean(y[max(0, i - SMOOTH + 1) : i + 1]) for i in range(len(y))]
-    axes.plot(x, y, "o", color=GREEN, alpha=0.35, markersize=4, markeredgewidth=0, label="batch")
+    axes.plot(
+        x, y, "o", color=GREEN, alpha=0.35, markersize=4, markeredgewidth=0, label="batch", clip_on=False
+    )
     axes.plot(x, smooth, color=GREEN, linewidth=2.2, label=f"mean of the last {SMOOTH}")
     axes.annotate(
         f"{smooth[-1]:.2f}", (x[-1], smooth[-1]), xytext=(7, 0), textcoords="offset points",

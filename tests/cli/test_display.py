@@ -34,10 +34,19 @@ def buffer(number: int, occupied: int, empty: int, reserved: int, state: str) ->
 def view(tmp_path: Path) -> View:
     now = time.time()
     rows = [
-        {"step": i, "time": now - 40 + 4 * i, "reward/mean": i / 10, "staleness/mean": 0.5,
-         "staleness/max": 1, "tokens/response": 2000, "time/step": 3.0, "time/wait_for_batch": 1.0, "wall_s": 4.0 * i + 4}
+        {
+            "step": i,
+            "time": now - 40 + 4 * i,
+            "reward/mean": i / 10,
+            "staleness/mean": 0.5,
+            "staleness/max": 1,
+            "tokens/response": 2000,
+            "time/step": 3.0,
+            "time/wait_for_batch": 1.0,
+            "wall_s": 4.0 * i + 4,
+        }
         for i in range(9)
-    ]  # fmt: skip
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "workers").mkdir()
     lines = [
