@@ -21,6 +21,8 @@ from roq import Job, Scheduler
 from roq.jobs import create_run
 from roq.up import trainer_command
 
+pytestmark = pytest.mark.slow
+
 KEYS = {
     "step", "time", "reward/mean", "reward/std", "staleness/mean", "staleness/max", "staleness/counts",
     "groups", "trajectories", "tokens/response", "tokens/prompt", "response_length/mean",
@@ -135,7 +137,7 @@ def test_trains_to_the_end(prepare, ranks: dict[str, int], kind: str) -> None:
 
 
 def test_a_stopped_and_a_killed_trainer_go_on_where_they_were(prepare) -> None:
-    setup = prepare(protocol={"total_steps": 6})
+    setup = prepare(protocol={"total_steps": 8}, checkpoint_every=5)
     with playing(setup.connect):
         trainer = setup.start()
         setup.until(lambda: len(setup.lines()) >= 2, trainer)
@@ -154,9 +156,9 @@ def test_a_stopped_and_a_killed_trainer_go_on_where_they_were(prepare) -> None:
     with setup.connect() as sched:
         status = sched.status()
         assert sched.verify() == []
-    assert (status.version, status.checkpoint, status.ledger.trained) == (6, 6, 18)
+    assert (status.version, status.checkpoint, status.ledger.trained) == (8, 8, 24)
     lines = setup.lines()
-    assert {line["step"] for line in lines} == set(range(6))
+    assert {line["step"] for line in lines} == set(range(8))
     assert any(line["replay"] for line in lines)
     originals = {line["step"]: line for line in reversed(lines)}
     for line in lines:  # the same batch, trained from the same weights: the same figures
@@ -167,7 +169,7 @@ def test_a_stopped_and_a_killed_trainer_go_on_where_they_were(prepare) -> None:
 
     again = setup.start()  # there is nothing left to do, and it says so
     assert again.wait(60) == 0
-    assert setup.log().count("the run is over after 6 updates") == 2
+    assert setup.log().count("the run is over after 8 updates") == 2
 
 
 def test_says_what_it_waits_for_and_gives_up_when_no_worker_lives(prepare) -> None:

@@ -12,6 +12,8 @@ from trainer_support import TEMPERATURE, make_batch, run_ranks
 
 from roq.config import Training
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("tied", "untied")
 SPLITS = {"single": (1, 1, 1), "tp2": (2, 1, 1), "pp2": (1, 2, 1), "dp2": (1, 1, 2)}
 RANKS = str(Path(__file__).with_name("ranks.py"))

@@ -1,0 +1,125 @@
+"""Model folders that cannot be trained, exports in several files, and saves that were cut short."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from roq.errors import ConfigError
+from roq_trainer import _cpu, checkpoint, weights
+from roq_trainer.model import check_parallel, find_model, read_shape
+
+
+@pytest.fixture
+def folder(models: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(models / "untied", tmp_path / "model"))
+
+
+def change(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: (f / "config.json").unlink(), "has no config.json"),
+        (lambda f: (f / "model.safetensors").unlink(), "has no weights: model.safetensors is missing"),
+        (
+            lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "part-9"}}'),
+            "has no weights: part-9 is missing",
+        ),
+        (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
+        (lambda f: change(f, architectures=["LlamaForCausalLM"]), "LlamaForCausalLM is not supported"),
+        (lambda f: change(f, attention_bias=True), "attention_bias is not supported"),
+        (lambda f: change(f, hidden_act="gelu"), "hidden_act 'gelu' is not supported"),
+        (lambda f: change(f, rope_parameters={"rope_type": "yarn"}), "rope scaling 'yarn' is not supported"),
+    ],
+)  # fmt: skip
+def test_an_unsuitable_folder_is_refused_with_a_reason(
+    folder: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    spoil(folder)
+    with pytest.raises(ConfigError, match=message):
+        read_shape(find_model(str(folder)))
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no folder"):
+        find_model(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "message"),
+    [
+        (5, 1, "vocabulary, 96, is not divisible by tensor_parallel = 5"),
+        (4, 1, "key/value heads, 2, is not divisible by tensor_parallel = 4"),
+        (1, 4, "2 layers are not divisible by pipeline_parallel = 4"),
+    ],
+)
+def test_a_split_with_a_remainder_is_refused(models: Path, tensor: int, pipeline: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_parallel(read_shape(models / "tied"), tensor, pipeline)
+
+
+def test_older_and_newer_configurations_read_the_same(folder: Path) -> None:
+    newer = read_shape(folder)
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    (folder / "config.json").write_text(json.dumps(config | {"rope_theta": rope["rope_theta"]}))
+    assert read_shape(folder) == newer
+
+
+def test_a_large_export_is_several_files_that_hugging_face_reads(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "MAX_FILE_BYTES", 50_000)
+    wanted = load_file(models / "untied" / "model.safetensors")
+    weights._write(iter(wanted.items()), models / "untied", tmp_path / "v1")
+    assert len(list((tmp_path / "v1").glob("model-*.safetensors"))) > 2
+    assert find_model(str(tmp_path / "v1")) == tmp_path / "v1"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "v1")
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
+    read = weights._reader(tmp_path / "v1")
+    assert all(torch.equal(read(name), tensor) for name, tensor in wanted.items())
+
+
+def test_an_export_that_dies_midway_leaves_no_version(models: Path, tmp_path: Path) -> None:
+    def dying() -> object:
+        yield from list(load_file(models / "untied" / "model.safetensors").items())[:3]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        weights._write(dying(), models / "untied", tmp_path / "v00000001")
+    assert not (tmp_path / "v00000001").exists()
+    weights._write(iter({"a": torch.ones(1)}.items()), models / "untied", tmp_path / "v00000001")
+    assert [path.name for path in tmp_path.iterdir()] == ["v00000001"]
+
+
+def test_a_checkpoint_that_was_cut_short_is_not_picked(tmp_path: Path) -> None:
+    assert checkpoint.newest(tmp_path / "none") is None
+    for name in ("step_00000004", "step_00000008", ".tmp-step_00000012", "step_00000016.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metadata.json").touch()
+    (tmp_path / "step_00000020").mkdir()  # no metadata.json, which is written last
+    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000008"
+
+
+@pytest.mark.skipif(_cpu.HAVE_CUDA, reason="only without CUDA")
+def test_cuda_means_cpu_only_inside() -> None:
+    before = torch.cuda.current_device
+    with _cpu.megatron_device():
+        assert torch.zeros(1, device="cuda").device.type == "cpu"
+        assert torch.zeros(1).cuda().device.type == "cpu"
+        assert torch.zeros(1).to("cuda").device.type == "cpu"
+        assert torch.zeros(1).type() == "torch.cuda.FloatTensor"
+        assert torch.cuda.current_device() == torch.device("cpu")
+    assert torch.cuda.current_device is before
+    assert torch.zeros(1).type() == "torch.FloatTensor"
