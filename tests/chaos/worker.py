@@ -1,0 +1,115 @@
+"""A light worker for the chaos driver: speaks the real protocol, and sleeps where vLLM would generate."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import uuid
+from contextlib import suppress
+
+from roq import AsyncScheduler, Fenced, Prefix, Reservation, Trajectory
+
+CONCURRENCY = 8
+MEAN_S = 0.4
+LEASE_S = 1.0
+
+
+class Draft:
+    """What is generated so far."""
+
+    def __init__(self, claim: Reservation) -> None:
+        self.claim = claim
+        kept = claim.prefix or Prefix()
+        self.tokens, self.logprobs, self.segments = (
+            list(kept.tokens),
+            list(kept.logprobs),
+            list(kept.segments),
+        )
+
+    def grow(self, version: int, count: int) -> None:
+        """``count`` more tokens from weights ``version``."""
+        start = len(self.tokens)
+        self.tokens += [self.claim.ordinal * 100 + i for i in range(start, start + count)]
+        self.logprobs += [-0.25] * count
+        if self.segments and self.segments[-1][0] == version:
+            self.segments[-1] = (version, self.segments[-1][1] + count)
+        else:
+            self.segments.append((version, count))
+
+    @property
+    def prefix(self) -> Prefix:
+        return Prefix(self.tokens, self.logprobs, self.segments)
+
+
+async def main(url: str, run: str, seed: int) -> None:
+    """Work until SIGTERM."""
+    dice = random.Random(seed)
+    worker = f"chaos-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    print(worker, flush=True)
+    sched = AsyncScheduler(url, run, retry_s=None)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    version = (await sched.pin(worker)).version
+    newest = version
+    held: dict[int, tuple[Draft, asyncio.Task[None]]] = {}
+
+    async def roll(draft: Draft) -> None:
+        claim = draft.claim
+        try:
+            for part in range(4):
+                await asyncio.sleep(dice.lognormvariate(0, 1.0) * MEAN_S / 6)
+                draft.grow(max(version, claim.v_traj), dice.randint(1, 12))
+                if part == 1 and dice.random() < 0.3:
+                    await sched.save_prefix(claim, draft.prefix)
+            if dice.random() < 0.01:
+                await sched.release(claim, reason="error", error="the dice said so")
+            else:
+                payload = Trajectory(
+                    [claim.ordinal], draft.tokens, draft.logprobs, draft.segments, dice.random()
+                )
+                await sched.complete(claim, payload)
+        except Fenced:
+            pass
+        held.pop(claim.token, None)
+
+    async def beat() -> None:
+        nonlocal newest
+        while True:
+            renewal = await sched.renew(worker, version)
+            newest = max(newest, renewal.version)
+            for claim in renewal.cancelled:
+                if claim.token in held:
+                    held.pop(claim.token)[1].cancel()
+            await asyncio.sleep(LEASE_S / 3)
+
+    beating = asyncio.create_task(beat())
+    stopping = asyncio.create_task(stop.wait())
+    while not stop.is_set():
+        if newest > version:  # pin, load, and only then say so
+            version = (await sched.pin(worker)).version
+        grant = await sched.reserve(worker, version, CONCURRENCY - len(held))
+        newest = max(newest, grant.version)
+        for claim in grant.reservations:
+            draft = Draft(claim)
+            held[claim.token] = draft, asyncio.create_task(roll(draft))
+        timeout = 1.0 if len(held) == CONCURRENCY else 0.1
+        await asyncio.wait(
+            [stopping, *(task for _, task in held.values())],
+            timeout=timeout,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+    beating.cancel()
+    for _, task in held.values():
+        task.cancel()
+    await asyncio.gather(*(task for _, task in held.values()), return_exceptions=True)
+    for draft, _ in list(held.values()):
+        with suppress(Fenced):
+            await sched.release(draft.claim, draft.prefix if draft.tokens else None)
+    await sched.leave(worker)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
