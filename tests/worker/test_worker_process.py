@@ -22,7 +22,7 @@ from roq.types import Batch, Status
 
 pytestmark = pytest.mark.slow
 
-START_S = 90.0  # on two busy cores
+START_S = 180.0  # for an engine on two busy cores; about 20 on idle ones
 
 
 class Workers:
@@ -135,17 +135,19 @@ def test_a_run_from_start_to_end(workers: Workers, sched: Scheduler, models: Cal
     assert first.wait(15) == 0, workers.log()
     status = sched.status()
     assert (status.inflight, status.workers) == (0, [])
-    assert status.pending >= 8
+    assert status.pending >= 4, "some may have finished in time"
     assert not sched.verify()
     handed_back = {}
-    for claim in sched.reserve("probe", 2, 8).reservations:
-        assert claim.prefix is not None
-        handed_back[claim.ordinal, claim.member] = claim.prefix
-    assert len(handed_back) == 8
+    for claim in sched.reserve("probe", 2, 16).reservations:
+        if claim.attempt > 1:
+            assert claim.prefix is not None
+            handed_back[claim.ordinal, claim.member] = claim.prefix
+    assert len(handed_back) >= 4
     sched.leave("probe")
-    lines = [json.loads(line) for line in next((workers.folder / "run/workers").iterdir()).open()]
+    (metrics,) = (workers.folder / "run/workers").iterdir()
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert lines[-1]["done"] is True
-    assert lines[-1]["released"] >= 8
+    assert lines[-1]["released"] == len(handed_back)
     assert (lines[-1]["version"], lines[-1]["swaps"]) == (2, 1)
     assert lines[-1]["rss_bytes"] < 2e9
     assert lines[-1]["scheduler_s"] > 0
@@ -182,7 +184,7 @@ def test_failures(workers: Workers, sched: Scheduler, models: Callable[..., Path
         "    return 1.0\n"
     )
     reward = Reward(function="moody_rewards:score", timeout_s=0.5, processes=2)
-    protocol = RunConfig(eta=1, batch_size=2, group_size=2, epochs=None, lease_s=4, max_attempts=2)
+    protocol = RunConfig(eta=1, batch_size=4, group_size=2, epochs=None, lease_s=4, max_attempts=2)
     create_run(sched, job(workers, models(seed=0), reward=reward, protocol=protocol))
     worker = workers.start()
 
@@ -190,10 +192,9 @@ def test_failures(workers: Workers, sched: Scheduler, models: Callable[..., Path
     batch = take(workers, sched)
     for group, place in zip(sched.payloads(batch.groups), batch.groups, strict=True):
         assert [trajectory.reward for trajectory in group] == [1.0, 1.0], place
-    dead = workers.until("dead letters", lambda: sched.status().ledger.dead)
-    assert dead >= 1
-    assert "took longer than 0.5 s" in workers.log()
-    assert "raised ValueError: no zero" in workers.log()
+    workers.until("dead letters", lambda: sched.status().ledger.dead)
+    workers.until("a timeout", lambda: "took longer than 0.5 s" in workers.log())
+    workers.until("an exception", lambda: "raised ValueError: no zero" in workers.log())
     assert not sched.verify()
 
     # Frozen longer than its lease: its claims go; once awake it drops them and works on.

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import sys
+import warnings
 
 import click
 
@@ -23,6 +24,10 @@ def main(url: str, run: str, name_prefix: str) -> None:
     Exits 0 then, 2 when the job cannot work on this host, 1 for any other failure.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    # vLLM's and torch's about each other; Python's about what a killed engine process left to clean up.
+    # Through the environment, as they come from child processes.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning,ignore:resource_tracker:UserWarning")
+    warnings.simplefilter("ignore", FutureWarning)
     from roq_worker.rollout import rollout
 
     code = 0

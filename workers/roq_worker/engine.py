@@ -26,7 +26,7 @@ __all__ = ["BACKEND", "Delta", "Engine", "EngineError"]
 
 BACKEND = "roq_files"  # the weight-transfer backend that roq_worker.weight_files registers
 
-SWAP_LIMIT_S = 600.0  # a large model from a slow disk takes minutes; a hung engine takes for ever
+SWAP_LIMIT_S = 240.0  # a large model from a slow disk takes minutes, a hung engine for ever
 
 Segments = list[tuple[int, int]]
 

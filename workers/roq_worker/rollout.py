@@ -96,7 +96,6 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         say=say,
     )
     beat.start()  # before the engine: the pin on the weights it loads lasts no longer than our lease
-    began = time.monotonic()
     rewards = RewardPool(job.reward)
     try:
         await unless(stop, rewards.start())
@@ -109,8 +108,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         if isinstance(error, Stopped):
             return
         raise
-    took_s = time.monotonic() - began
-    say(f"ready after {took_s:.1f} s: weights v{engine.version}, {settings.max_concurrency} places")
+    say(f"ready with weights v{engine.version} and {settings.max_concurrency} places")
 
     # ---- 2. One trajectory --------------------------------------------------------------------------
 
@@ -134,10 +132,8 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
                         saved_at = time.monotonic()
             reward = await rewards.score(item, engine.decode(draft.tokens))
             draft.handing_in = True
-            payload = Trajectory(
-                prompt, draft.tokens, draft.logprobs, draft.segments, reward, finish or "stop"
-            )
-            await scheduler.complete(claim, payload)
+            response = (draft.tokens, draft.logprobs, draft.segments)
+            await scheduler.complete(claim, Trajectory(prompt, *response, reward, finish or "stop"))
             counters.completed += 1
         except Fenced:
             counters.fenced += 1  # another worker has it now, or nobody needs it
@@ -152,7 +148,8 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         held.pop(draft.key, None)
 
     def start(claim: Reservation) -> None:
-        draft = held[claim.group, claim.member, claim.token] = Draft(claim)
+        draft = Draft(claim)
+        held[draft.key] = draft
         # Versions never fall within a trajectory: tokens of newer weights than ours are made anew.
         if claim.prefix is not None and (claim.prefix.newest_version or 0) <= engine.version:
             draft.add(claim.prefix)
@@ -201,9 +198,9 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
     clock = time.monotonic()
     problem: Exception | None = None
 
-    def note(done: bool = False) -> None:
+    def note(**more: Any) -> None:
         gauges = {"version": engine.version, "tokens": engine.tokens, "inflight": len(held)}
-        log.write(counters, **gauges, scheduler_s=scheduler.stats.seconds, done=done)
+        log.write(counters, **gauges, scheduler_s=scheduler.stats.seconds, **more)
 
     try:
         while not stop.is_set() and not over:
@@ -235,7 +232,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
                 watch = refused = None
             free = settings.max_concurrency - len(held)
             if free and refused is None and time.monotonic() >= reserve_at:
-                grant = await scheduler.reserve(worker, engine.version, free)
+                grant = await unless(stop, scheduler.reserve(worker, engine.version, free))
                 for claim in grant.reservations:
                     start(claim)
                 newest, over, refused = max(newest, grant.version), grant.ended, grant.refused
@@ -244,22 +241,15 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
                     watch = asyncio.create_task(scheduler.wait(grant.signal, REFUSED_WAIT_S))
                     watch.add_done_callback(lambda _: changed.set())
 
-            loading = swap is not None and not swap.done()
-            shown = {
-                "doing": f"loading v{newest}"
-                if loading
-                else f"waiting: {refused}"
-                if refused
-                else "generating",
-                "version": engine.version,
-                "inflight": len(held),
-                "tokens_per_s": round(rate.update(engine.tokens)),
-                "completed": counters.completed,
-                **({"error": trouble} if trouble else {}),
-            }
+            doing = "generating" if refused is None else f"waiting: {refused}"
+            if swap is not None and not swap.done():
+                doing = f"loading v{newest}"
+            shown = {"doing": doing, "version": engine.version, "inflight": len(held)}
+            shown |= {"tokens_per_s": round(rate.update(engine.tokens)), "completed": counters.completed}
+            shown |= {"error": trouble} if trouble else {}
             if time.monotonic() - logged_at >= LOG_EVERY_S:
                 logged_at = time.monotonic()
-                note()
+                note(done=False)
 
             may_ask = refused is None and len(held) < settings.max_concurrency
             until = max(0.0, reserve_at - time.monotonic()) if may_ask else 1.0
@@ -269,6 +259,8 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
             passed, clock = time.monotonic() - clock, time.monotonic()
             counters.idle_s += passed if idle else 0.0
             counters.blocked_s += passed if blocked else 0.0
+    except Stopped:
+        pass  # in the middle of a call; should it have granted claims, leaving gives them back
     except Exception as error:  # noqa: BLE001 - raised again below, once everything is handed back
         problem = error
 
@@ -297,12 +289,10 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
     for task in (watch, swap):
         if task is not None:
             task.cancel()
-    try:
-        await asyncio.wait_for(hand_back(), settings.drain_s)
+    try:  # the last two seconds are for the engine to end
+        await asyncio.wait_for(hand_back(), max(1.0, settings.drain_s - 2.0))
     except TimeoutError:
-        say(
-            f"not all was handed back within {settings.drain_s:g} s; the rest follows when the lease runs out"
-        )
+        say(f"not all was handed back within {settings.drain_s:g} s; the rest goes back with the lease")
     note(done=True)
     engine.close()
     await rewards.close()
