@@ -199,7 +199,7 @@ class PlainDisplay:
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._shown = 0
+        self._shown: int | None = None
         self._said_at = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -210,15 +210,20 @@ class PlainDisplay:
     phase = say
 
     def update(self, view: View) -> None:
-        """Print the steps that are new, or after a long silence what is waited for."""
+        """Print the steps that are new since the first call, or after a long silence what is waited for."""
         lines = view.records.lines
+        if self._shown is None:
+            self._shown = len(lines)
+            if view.status.version:
+                self.say(f"goes on after step {view.status.version}")
         for number in range(self._shown, len(lines)):
             left = remaining(view.records.steps, view.total_steps) if number == len(lines) - 1 else None
             self.say(step_line(lines[number], view.total_steps, left))
         self._shown = len(lines)
         if time.monotonic() - self._said_at > SILENCE_S:
-            loading = "" if view.status.workers else "; the workers are loading the model"
-            self.say(f"trainer {trainer_text(view.status)}{loading}")
+            doing = {str(worker_info(worker).get("doing", "?")) for worker in view.status.workers}
+            workers = ", ".join(sorted(doing)) or "starting"
+            self.say(f"trainer {trainer_text(view.status)}; workers: {workers}")
 
     def close(self) -> None:
         """Nothing to undo."""
@@ -385,4 +390,4 @@ def _workers(view: View) -> RenderableType:
             state = "starts: the engine loads the model"
         if name != "trainer" and state not in ("running", "finished"):
             table.add_row(name, "", "", "", "", Text(state, style="yellow"))
-    return table
+    return table if table.row_count else ""

@@ -228,6 +228,7 @@ class _Watch:
             RoqError: a process or the server failed for good.
         """
         self.look()
+        self._show()  # what was there before
         self._supervisor.start(self.last.version, ended=self.last.ended)
         while not (self.last.ended and self._supervisor.trainer_finished):
             if signals:

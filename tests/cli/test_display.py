@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -111,6 +112,7 @@ def test_the_plain_display_is_one_line_a_step(view: View) -> None:
     out = io.StringIO()
     display = make_display(out)
     assert isinstance(display, PlainDisplay)
+    display.update(msgspec.structs.replace(view, records=Records("/none"), status=Status()))
     display.update(view)
     display.update(view)
     lines = out.getvalue().splitlines()
