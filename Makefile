@@ -7,7 +7,7 @@ BASE_MODEL := models/base/model.safetensors
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types check lock clean
+.PHONY: help setup demo test lint format types chaos search check lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -39,6 +39,17 @@ format:  ## rewrite what StyLua and ruff's fixes can
 types:  ## pyright: strict for roq/
 	@scripts/setup --lint
 	@.venv/bin/node scripts/node/node_modules/pyright/index.js
+
+chaos: SEED ?= 7
+chaos: MINUTES ?= 10
+chaos:  ## kill, freeze and stop every kind of process; SEED=7 MINUTES=10
+	@scripts/setup --tests
+	@$(PYTHON_ENV) -m tests.chaos.driver --seed $(SEED) --minutes $(MINUTES)
+
+search: DEPTH ?= 6
+search:  ## every interleaving of calls on a small run, on an embedded server; DEPTH=6
+	@scripts/setup --tests
+	@$(PYTHON_ENV) -m tests.protocol.search --depth $(DEPTH)
 
 check: lint types test  ## what CI runs
 

@@ -174,7 +174,7 @@ def _from_reasoning_gym(data: Data) -> list[Item]:
     except ImportError:
         raise ConfigError(f"data.dataset = {name!r} needs reasoning-gym; pip install reasoning-gym") from None
     if name not in factory.DATASETS:
-        near = difflib.get_close_matches(name, factory.DATASETS, n=1, cutoff=0.4)
+        near: list[str] = difflib.get_close_matches(name, list(factory.DATASETS), n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(factory.DATASETS))}"
         raise ConfigError(f"data.dataset = {name!r} is not a reasoning-gym data set; {hint}")
     try:

@@ -2,14 +2,16 @@
 trainer and an operator can make, in every order, to a fixed depth; states that only differ in names are
 visited once. Every call that takes an identity is made twice, and must have one effect.
 
-    python -m tests.protocol.search --url unix:///tmp/redis.sock --eta 1 --batch 2 --slots 2 --depth 9
+    python -m tests.protocol.search --eta 1 --batch 2 --slots 2 --depth 6
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,6 +23,7 @@ from roq._keys import NAMES, keys_of
 from roq._library import source
 from roq._operations import config_fields
 from roq._verify import Snapshot, problems
+from tests.conftest import Server
 
 __all__ = ["Found", "search"]
 
@@ -225,17 +228,20 @@ def _answers(answers: list[Any], before: Snapshot, after: Snapshot, found: Found
 
 
 @click.command()
-@click.option("--url", required=True, help="A server for the search alone.")
 @click.option("--eta", default=1, show_default=True)
 @click.option("--batch", default=2, show_default=True)
 @click.option("--slots", default=2, show_default=True)
 @click.option("--group", default=1, show_default=True)
 @click.option("--depth", default=7, show_default=True)
-def main(url: str, eta: int, batch: int, slots: int, group: int, depth: int) -> None:
+def main(eta: int, batch: int, slots: int, group: int, depth: int) -> None:
     """Search, and print what was seen."""
-    client = redis.Redis.from_url(url)
     config = RunConfig(eta=eta, batch_size=batch, buffer_slots=slots, group_size=group, max_attempts=2)
-    found = search(client, config, depth)
+    with tempfile.TemporaryDirectory(prefix="roq-search-") as folder:
+        server = Server("valkey", Path(folder))
+        try:
+            found = search(server.redis, config, depth)
+        finally:
+            server.kill()
     click.echo(
         f"{found.states} states, {found.transitions} transitions ({found.refused} refused), "
         f"by depth {found.levels}"
