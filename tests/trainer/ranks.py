@@ -6,6 +6,7 @@ ranks.py checkpoint TP PP DP MODEL OUT  train, save, restore, train on
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from pathlib import Path
 
@@ -122,6 +123,7 @@ def checkpoints(training: Training, shape: ModelShape, source: Path, out: Path) 
             checkpoint.save(root, version, model, optimizer, keep=2)
         train(model, optimizer, training, version, seed=version)
     weights.export(model, shape, source, out / "straight")
+    assert multiprocessing.active_children() == []  # a killed trainer would leave them behind
 
     found = checkpoint.newest(root)
     assert found is not None

@@ -17,7 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from roq.config import Training
 from roq.errors import ConfigError, RoqError
-from roq_trainer._cpu import BACKEND, HAVE_CUDA, megatron_device
+from roq_trainer._cpu import BACKEND, HAVE_CUDA, megatron_device, use_one_thread
 
 __all__ = [
     "PeerFailed",
@@ -53,6 +53,7 @@ def device() -> torch.device:
 
 def open_world() -> None:
     """Join the other ranks: as torchrun's environment says, or alone without it."""
+    use_one_thread()
     if HAVE_CUDA:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if "RANK" in os.environ:

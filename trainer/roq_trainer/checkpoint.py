@@ -6,6 +6,7 @@ pipeline-parallel split. Nothing random happens in a step (dropout is 0), so no 
 
 from __future__ import annotations
 
+import queue
 import re
 import shutil
 from pathlib import Path
@@ -13,12 +14,18 @@ from typing import Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 
 from roq_trainer.weights import durable_rename
 
 __all__ = ["newest", "restore", "save"]
+
+# Megatron hands the write results over through a manager process, for saves that go on in the
+# background. Ours do not: a plain queue does, and without it a killed trainer would leave that process
+# (270 MB) behind for ever, and the first checkpoint would wait seconds for it to start.
+filesystem_async._results_queue = queue.Queue()
 
 _NAME = re.compile(r"step_(\d{8})")
 # Only read where ranks share the optimizer's state, which is on GPUs: not yet run there.
