@@ -62,7 +62,7 @@ class Engine:
     """
 
     def __init__(self, llm: Any, version: int, shapes: Shapes, tied: bool, rollout: Rollout) -> None:
-        self._llm = llm
+        self._llm: Any = llm
         self._tied = tied
         self._shapes = self._loaded(shapes)
         self._rollout = rollout
