@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from roq.errors import ConfigError
+from roq.errors import ConfigError, StateLost
 from roq_trainer import _cpu, checkpoint, weights
 from roq_trainer.model import check_parallel, find_model, read_shape
 
@@ -110,6 +110,32 @@ def test_a_checkpoint_that_was_cut_short_is_not_picked(tmp_path: Path) -> None:
         (tmp_path / name / "metadata.json").touch()
     (tmp_path / "step_00000020").mkdir()  # no metadata.json, which is written last
     assert checkpoint.newest(tmp_path) == tmp_path / "step_00000008"
+
+
+@pytest.mark.parametrize(
+    ("version", "covered", "expected"),
+    [
+        (25, 20, 20),  # as usual: the newest
+        (20, 20, 20),
+        (19, 10, 10),  # Redis lost the moments since: an older one that it can follow
+        (19, 0, 10),
+        (9, 0, None),  # from the base model, all batches being kept
+        (0, 0, "lost"),  # Redis lost everything
+        (9, 5, "lost"),
+        (40, 30, "lost"),  # the checkpoints were lost
+    ],
+)
+def test_where_to_go_on_from(tmp_path: Path, version: int, covered: int, expected: object) -> None:
+    for steps in (10, 20):
+        folder = tmp_path / f"step_{steps:08d}"
+        folder.mkdir()
+        (folder / "metadata.json").touch()
+    if expected == "lost":
+        with pytest.raises(StateLost, match="Redis lost data"):
+            checkpoint.to_resume(tmp_path, version, covered)
+    else:
+        found = checkpoint.to_resume(tmp_path, version, covered)
+        assert (None if found is None else int(found.name[-8:])) == expected
 
 
 @pytest.mark.skipif(_cpu.HAVE_CUDA, reason="only without CUDA")

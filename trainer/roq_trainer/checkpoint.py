@@ -18,9 +18,10 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 
+from roq.errors import StateLost
 from roq_trainer.weights import durable_rename
 
-__all__ = ["newest", "restore", "save"]
+__all__ = ["newest", "restore", "save", "to_resume"]
 
 # Megatron hands the write results over through a manager process, for saves that go on in the
 # background. Ours do not: a plain queue does, and without it a killed trainer would leave that process
@@ -34,8 +35,40 @@ _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 def newest(root: Path) -> Path | None:
     """The checkpoint with the most steps. One that was still being written has another name."""
-    found = [path for path in _named(root) if (path / "metadata.json").is_file()]
+    found = _complete(root)
     return found[-1] if found else None
+
+
+def to_resume(root: Path, version: int, covered: int) -> Path | None:
+    """The checkpoint to go on from, given what the server knows; None is the base model.
+
+    Usually the newest. When the server is behind it, Redis has lost its last moments: then the newest one
+    that the server can follow, since the batches from there on are still kept and are trained again.
+
+    Args:
+        root: the folder of checkpoints. version: what the server says is published. covered: the
+            checkpoint that it was last told of; earlier batches are gone.
+
+    Raises:
+        StateLost: the server knows less than every checkpoint.
+    """
+    found = [(int(path.name[-8:]), path) for path in _complete(root)]
+    if not found:
+        return None
+    known = [(steps, path) for steps, path in found if covered <= steps <= version]
+    if known:
+        return known[-1][1]
+    if found[-1][0] > version > covered == 0:
+        return None  # every batch from the first on is still kept
+    raise StateLost(
+        f"{root} has checkpoints of {', '.join(str(steps) for steps, _ in found)} updates but the server "
+        f"knows of {version} and keeps the batches from {covered} on: Redis lost data. Restore its "
+        "append-only file, or move the run's folder away and begin a new run under another name"
+    )
+
+
+def _complete(root: Path) -> list[Path]:
+    return [path for path in _named(root) if (path / "metadata.json").is_file()]
 
 
 def _named(root: Path) -> list[Path]:

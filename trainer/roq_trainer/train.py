@@ -86,8 +86,8 @@ def train(url: str, run: str) -> None:
     folder = Path(job.run.dir)
     weights.load(net, shape, source)
     optimizer = model.build_optimizer(net, training, dtype)
-    saved = checkpoint.newest(folder / "checkpoints")
-    done = checkpoint.restore(saved, net, optimizer) if saved else 0  # updates these weights have had
+    saved = _dist.lead(partial(resume_point, sched, folder / "checkpoints"), str | None)
+    done = checkpoint.restore(Path(saved), net, optimizer) if saved else 0  # updates these weights have had
     kept = done  # updates that the newest checkpoint covers
     trainer = _dist.trainer_name()
     waiter = Waiter(sched, trainer, training, job.protocol.batch_size)
@@ -199,6 +199,24 @@ def train(url: str, run: str) -> None:
         log.info("asked to leave after %d updates; start the trainer again to go on", done)
     sched.close()
     _dist.close()
+
+
+def resume_point(sched: Scheduler, checkpoints: Path) -> str | None:
+    """The checkpoint to go on from; says so when it is not the newest, because Redis lost data.
+
+    Raises:
+        StateLost: the server knows less than every checkpoint.
+    """
+    status = sched.status()
+    path = checkpoint.to_resume(checkpoints, status.version, status.checkpoint)
+    newest = checkpoint.newest(checkpoints)
+    if path != newest:
+        log.warning(
+            "Redis knows of %d updates, fewer than %s: it lost its last moments. Going on from %s; "
+            "what was trained after that is trained again",
+            status.version, newest, path or "the base model",
+        )  # fmt: skip
+    return str(path) if path else None
 
 
 def check_lengths(job: Job) -> None:
