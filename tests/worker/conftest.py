@@ -90,10 +90,10 @@ def close(run: Run) -> Callable[[Any], None]:
         await asyncio.sleep(0.05)  # vLLM closes its sockets in the loop
 
     def end(engine: Any) -> None:
-        engine.close()
-        run(a_moment())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM leaves its ZeroMQ context to the garbage collector
+            engine.close()
+            run(a_moment())
             gc.collect()
 
     return end
