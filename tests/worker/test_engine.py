@@ -27,7 +27,9 @@ Within = Callable[[Any], Any]
 
 @pytest.fixture(scope="module")
 def engine(models: Models, run: Within, close: Callable[[Engine], None]) -> Iterator[Engine]:
-    settings = Rollout(max_tokens=300, max_concurrency=16, temperature=0.8)
+    # Small steps: after a swap, not all that is in flight fits into one.
+    small = {"max_num_batched_tokens": 400}
+    settings = Rollout(max_tokens=300, max_concurrency=16, temperature=0.8, engine=small)
     engine = run(Engine.start(str(models(seed=0)), 0, settings, dtype="float32", max_prompt_tokens=64))
     yield engine
     close(engine)
@@ -105,7 +107,7 @@ async def swap_midway(engine: Engine, folder: Path, version: int, count: int, af
 def test_swap_under_requests_in_flight(engine: Engine, models: Models, run: Within) -> None:
     old, new = models(seed=0), models(seed=1)
     before, after = engine.version, engine.version + 5
-    drafts = run(swap_midway(engine, new, after, count=8, after=20))
+    drafts = run(swap_midway(engine, new, after, count=12, after=40))
     assert engine.version == after
     crossed = [draft for draft in drafts if len(draft.segments) == 2]
     assert len(crossed) >= 3, "most were in flight"

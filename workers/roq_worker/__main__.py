@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 import warnings
 
 import click
@@ -24,6 +25,7 @@ def main(url: str, run: str, name_prefix: str) -> None:
     Exits 0 then, 2 when the job cannot work on this host, 1 for any other failure.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("roq").addFilter(_Sparing())
     # vLLM's and torch's about each other; Python's about what a killed engine process left to clean up.
     # Through the environment, as they come from child processes.
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning,ignore:resource_tracker:UserWarning")
@@ -37,6 +39,18 @@ def main(url: str, run: str, name_prefix: str) -> None:
         print(f"roq worker: {' '.join(str(error).split())}", file=sys.stderr)
         code = 2 if isinstance(error, ConfigError) else 1
     _end(code)
+
+
+class _Sparing(logging.Filter):
+    """Lets one line through every 5 s: with the server away, every call under way says so."""
+
+    said_at = -5.0
+
+    def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002
+        if time.monotonic() - self.said_at < 5.0:
+            return False
+        self.said_at = time.monotonic()
+        return True
 
 
 def _end(code: int) -> None:

@@ -103,7 +103,7 @@ class Engine:
             "logprobs_mode": "processed_logprobs",  # after temperature: what sampling really used
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
-            **_cpu.engine_arguments(),
+            **_cpu.engine_arguments(max_model_len),
             **rollout.engine,
             "worker_extension_cls": "roq_worker.weight_files.WorkerExtension",
         }

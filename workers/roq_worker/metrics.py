@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
+
+from roq.aclient import AsyncScheduler
+from roq_worker.engine import Engine
 
 __all__ = ["Counters", "Log", "Rate", "resident_bytes"]
 
@@ -25,9 +28,11 @@ class Counters:
         fenced: finished or failed too late, when another worker had the claim.
         failed: attempts that a reward function or the engine failed.
         swaps, swap_s: weights loaded while running, and the seconds without generation for it.
-        swap_failures: weights that could not be loaded at the first try.
         idle_s: the engine had nothing to do.
         blocked_s: there were free places, and the scheduler refused to fill them.
+        scheduler_s: the loop waited for an answer with free places in the engine: what the scheduler
+            costs a worker. Results are handed in beside generation and hold nothing up; the sum over
+            all calls, however many were under way at once, is written as ``scheduler_calls_s``.
     """
 
     completed: int = 0
@@ -37,27 +42,45 @@ class Counters:
     failed: int = 0
     swaps: int = 0
     swap_s: float = 0.0
-    swap_failures: int = 0
     idle_s: float = 0.0
     blocked_s: float = 0.0
+    scheduler_s: float = 0.0
 
 
 class Log:
     """Appends lines of JSON; a disk that refuses them is reported once and costs nothing else."""
 
-    def __init__(self, folder: Path, worker: str, say: Any) -> None:
+    def __init__(self, folder: Path, worker: str, say: Callable[[str], None]) -> None:
         self._path = folder / "workers" / f"{worker}.jsonl"
         self._worker = worker
         self._say = say
         self._began = time.monotonic()
         self._failed = False
 
-    def write(self, counters: Counters, **more: Any) -> None:
-        """One line: ``time`` (unix s), ``worker``, ``wall_s`` since the start, all counters, ``more``."""
-        wall_s = time.monotonic() - self._began
-        line = {"time": time.time(), "worker": self._worker, "wall_s": wall_s} | asdict(counters) | more
-        line["wait_s"] = counters.idle_s + counters.blocked_s
-        line["rss_bytes"] = resident_bytes()
+    def write(
+        self,
+        counters: Counters,
+        engine: Engine,
+        scheduler: AsyncScheduler,
+        *,
+        inflight: int,
+        done: bool = False,
+    ) -> None:
+        """One line: all counters, what the engine and the client count, and how things stand now."""
+        line = {
+            "time": time.time(),
+            "worker": self._worker,
+            "version": engine.version,
+            "wall_s": time.monotonic() - self._began,
+            "wait_s": counters.idle_s + counters.blocked_s,
+            **asdict(counters),
+            "tokens": engine.tokens,
+            "inflight": inflight,
+            "scheduler_calls": scheduler.stats.calls,
+            "scheduler_calls_s": scheduler.stats.seconds,
+            "rss_bytes": resident_bytes(),
+            "done": done,
+        }
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:

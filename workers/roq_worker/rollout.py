@@ -105,9 +105,9 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         await rewards.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(scheduler.leave(worker), settings.drain_s)
-        if isinstance(error, Stopped):
-            return
-        raise
+        if not isinstance(error, Stopped):
+            raise
+        return
     say(f"ready with weights v{engine.version} and {settings.max_concurrency} places")
 
     # ---- 2. One trajectory --------------------------------------------------------------------------
@@ -198,10 +198,6 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
     clock = time.monotonic()
     problem: Exception | None = None
 
-    def note(**more: Any) -> None:
-        gauges = {"version": engine.version, "tokens": engine.tokens, "inflight": len(held)}
-        log.write(counters, **gauges, scheduler_s=scheduler.stats.seconds, **more)
-
     try:
         while not stop.is_set() and not over:
             changed.clear()  # whatever changes from here on ends the sleep below
@@ -222,17 +218,22 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
                 raise EngineError(why)  # noqa: TRY301
             beat.tick()
 
-            if newest > engine.version and (swap is None or swap.done()):
+            if swap is not None and swap.done():
+                swap = refused = None  # newer weights may reserve where older ones may not
+            if newest > engine.version and swap is None:
                 swap = asyncio.create_task(follow())
                 swap.add_done_callback(ended)
 
             # Ask for what fits now and no more: a claim that waits here only grows stale.
-            if watch is not None and watch.done():
-                watch.result()
+            if watch is not None and (watch.done() or refused is None):
+                if not watch.cancel():
+                    watch.result()
                 watch = refused = None
             free = settings.max_concurrency - len(held)
             if free and refused is None and time.monotonic() >= reserve_at:
+                asked_at = time.monotonic()
                 grant = await unless(stop, scheduler.reserve(worker, engine.version, free))
+                counters.scheduler_s += time.monotonic() - asked_at
                 for claim in grant.reservations:
                     start(claim)
                 newest, over, refused = max(newest, grant.version), grant.ended, grant.refused
@@ -249,7 +250,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
             shown |= {"error": trouble} if trouble else {}
             if time.monotonic() - logged_at >= LOG_EVERY_S:
                 logged_at = time.monotonic()
-                note(done=False)
+                log.write(counters, engine, scheduler, inflight=len(held))
 
             may_ask = refused is None and len(held) < settings.max_concurrency
             until = max(0.0, reserve_at - time.monotonic()) if may_ask else 1.0
@@ -293,7 +294,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         await asyncio.wait_for(hand_back(), max(1.0, settings.drain_s - 2.0))
     except TimeoutError:
         say(f"not all was handed back within {settings.drain_s:g} s; the rest goes back with the lease")
-    note(done=True)
+    log.write(counters, engine, scheduler, inflight=len(held), done=True)
     engine.close()
     await rewards.close()
     await scheduler.aclose()
