@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -51,21 +52,35 @@ LIBRARY_MISSING = "unction not found"  # the start of this text differs between 
 
 
 class Stats:
-    """Client time spent in scheduler calls; waiting for signals is not counted.
+    """What the calls of a client cost; waiting for signals is not counted.
 
     Attributes:
         calls: calls made.
-        seconds: wall time of them.
+        seconds: wall time during which at least one call was under way.
     """
 
     def __init__(self) -> None:
         self.calls = 0
         self.seconds = 0.0
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._since = 0.0
 
-    def add(self, seconds: float) -> None:
-        """Count one call."""
-        self.calls += 1
-        self.seconds += seconds
+    @contextmanager
+    def count(self) -> Generator[None]:
+        """Count the call made inside."""
+        with self._lock:
+            self.calls += 1
+            self._under_way += 1
+            if self._under_way == 1:
+                self._since = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                if self._under_way == 0:
+                    self.seconds += time.perf_counter() - self._since
 
 
 class Lane:

@@ -114,21 +114,19 @@ class AsyncScheduler:
 
     async def _run(self, operation: Operation[T]) -> T:
         """Drive an operation: send what it yields, with retries, until it returns."""
-        started = time.perf_counter()
         answer: Any = None
-        try:
-            while True:
-                command = operation.send(answer)
-                async with self._concurrency:
-                    with self._lanes.hold() as request:
-                        args = wire(self._operations, command, request)
-                        answer = await tenacity.AsyncRetrying(**self._policy())(self._exchange, args)
-        except StopIteration as done:
-            return done.value
-        except RedisError as error:
-            raise translate(error, self.url) from error
-        finally:
-            self.stats.add(time.perf_counter() - started)
+        with self.stats.count():
+            try:
+                while True:
+                    command = operation.send(answer)
+                    async with self._concurrency:
+                        with self._lanes.hold() as request:
+                            args = wire(self._operations, command, request)
+                            answer = await tenacity.AsyncRetrying(**self._policy())(self._exchange, args)
+            except StopIteration as done:
+                return done.value
+            except RedisError as error:
+                raise translate(error, self.url) from error
 
     # -- the run ------------------------------------------------------------------------------------
 
