@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 and a network, nothing else; `make help` lists the rest.
 
 PYTHON_ENV := .venv/bin/python
-CONFIG ?= examples/chain_sum.toml
+CONFIG ?= examples/gcd.toml
 BASE_MODEL := models/base/model.safetensors
 # further pytest arguments, e.g. make test ARGS="tests/client -x"
 ARGS ?=
