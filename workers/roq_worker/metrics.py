@@ -30,9 +30,8 @@ class Counters:
         swaps, swap_s: weights loaded while running, and the seconds without generation for it.
         idle_s: the engine had nothing to do.
         blocked_s: there were free places, and the scheduler refused to fill them.
-        scheduler_s: the loop waited for an answer with free places in the engine: what the scheduler
-            costs a worker. Results are handed in beside generation and hold nothing up; the sum over
-            all calls, however many were under way at once, is written as ``scheduler_calls_s``.
+        reserve_wait_s: the loop waited for an answer with free places in the engine. Results are handed
+            in beside generation and hold nothing up; ``scheduler_s`` in the log counts them too.
     """
 
     completed: int = 0
@@ -44,7 +43,7 @@ class Counters:
     swap_s: float = 0.0
     idle_s: float = 0.0
     blocked_s: float = 0.0
-    scheduler_s: float = 0.0
+    reserve_wait_s: float = 0.0
 
 
 class Log:
@@ -77,7 +76,7 @@ class Log:
             "tokens": engine.tokens,
             "inflight": inflight,
             "scheduler_calls": scheduler.stats.calls,
-            "scheduler_calls_s": scheduler.stats.seconds,
+            "scheduler_s": scheduler.stats.seconds,
             "rss_bytes": resident_bytes(),
             "done": done,
         }

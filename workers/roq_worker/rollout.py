@@ -233,7 +233,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
             if free and refused is None and time.monotonic() >= reserve_at:
                 asked_at = time.monotonic()
                 grant = await unless(stop, scheduler.reserve(worker, engine.version, free))
-                counters.scheduler_s += time.monotonic() - asked_at
+                counters.reserve_wait_s += time.monotonic() - asked_at
                 for claim in grant.reservations:
                     start(claim)
                 newest, over, refused = max(newest, grant.version), grant.ended, grant.refused
