@@ -84,8 +84,9 @@ def texts(seed: int) -> Iterator[tuple[str, str]]:
     rng = random.Random(seed)
     data = reasoning_gym.create_dataset("gcd", seed=WARM_UP_SEED * (seed + 1), size=10**6, **TASK)
     for item in data:
+        a, b = item["metadata"]["numbers"]
         kind = "careful" if rng.random() < CAREFUL else rng.choice(SLOPPY)
-        yield item["question"], respond(*item["metadata"]["numbers"], kind, rng)
+        yield item["question"], respond(a, b, kind, rng)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -137,12 +138,19 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         max_position_embeddings=1024,
         tie_word_embeddings=False,
         initializer_range=0.04,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=token_id(tokenizer, "pad"),
+        bos_token_id=token_id(tokenizer, "bos"),
+        eos_token_id=token_id(tokenizer, "eos"),
         dtype="float32",
     )
     return Qwen3ForCausalLM(config)
+
+
+def token_id(tokenizer: PreTrainedTokenizerFast, name: str) -> int:
+    """The id of the ``pad``, ``bos`` or ``eos`` token."""
+    found = getattr(tokenizer, f"{name}_token_id")
+    assert isinstance(found, int)
+    return found
 
 
 # ---------------------------------------------------------------------------------------------
@@ -161,7 +169,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[Ten
         prompts = tokenizer([question for question, _ in pairs])["input_ids"]
         answers = tokenizer([response for _, response in pairs])["input_ids"]
         for prompt, answer in zip(prompts, answers, strict=True):
-            answer = [*answer, tokenizer.eos_token_id]
+            answer = [*answer, token_id(tokenizer, "eos")]
             rows.append((prompt + answer, [-100] * len(prompt) + answer))
         rows.sort(key=lambda row: len(row[0]))
         chunks = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
@@ -170,7 +178,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[Ten
             ids = [torch.tensor(row) for row, _ in chunk]
             labels = [torch.tensor(row) for _, row in chunk]
             pad = torch.nn.utils.rnn.pad_sequence
-            yield pad(ids, True, tokenizer.pad_token_id), pad(labels, True, -100)
+            yield pad(ids, True, token_id(tokenizer, "pad")), pad(labels, True, -100)
 
 
 def warm_up(
@@ -220,14 +228,16 @@ def measure(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict
         [item["question"] for item in items], return_tensors="pt", padding=True, padding_side="left"
     )
     model.eval()
-    output = model.generate(
+    generate: Any = model.generate  # pyright: ignore[reportAttributeAccessIssue]
+    output = generate(
         **inputs, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=MAX_NEW_TOKENS
     )
+    eos = token_id(tokenizer, "eos")
     rewards, lengths = [], []
     for row, item in zip(output[:, inputs["input_ids"].shape[1] :].tolist(), items, strict=True):
-        tokens = row[: row.index(tokenizer.eos_token_id) + 1] if tokenizer.eos_token_id in row else row
+        tokens = row[: row.index(eos) + 1] if eos in row else row
         lengths.append(len(tokens))
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        text = str(tokenizer.decode(tokens, skip_special_tokens=True))
         rewards.append(data.score_answer(extract_answer(text), item))
     lengths.sort()
     return {
