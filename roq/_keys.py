@@ -30,6 +30,7 @@ NAMES = (
     "clients",
     "events",
     "signals",
+    "ready",
 )
 
 

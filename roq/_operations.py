@@ -155,6 +155,7 @@ class Operations:
     def __init__(self, run: str) -> None:
         self.run = run
         self.keys = keys_of(run)
+        self.packed_keys = [key.encode() for key in self.keys.values()]  # they go out with every call
 
     def _ask(self, function: f.Function, reply: type[T], *values: object) -> Operation[T]:
         answer = yield Call(function, tuple(v if isinstance(v, bytes) else _text(v) for v in values))

@@ -6,9 +6,10 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
-from typing import Any, TypedDict
+from functools import partial
+from typing import Any, TypedDict, TypeVar
 
 import tenacity
 from redis import exceptions as rx
@@ -24,7 +25,9 @@ __all__ = [
     "SOCKET_TIMEOUT_S",
     "Lanes",
     "Stats",
+    "Timed",
     "check_version",
+    "is_transient",
     "replace_library",
     "retry_policy",
     "translate",
@@ -32,6 +35,7 @@ __all__ = [
 ]
 
 log = logging.getLogger("roq")
+T = TypeVar("T")
 
 LANES = 64  # as in lua/lib/replies.lua
 SOCKET_TIMEOUT_S = 5.0
@@ -56,12 +60,16 @@ class Stats:
 
     Attributes:
         calls: calls made.
-        seconds: wall time during which at least one call was under way.
+        seconds: wall time that they took from the caller. A call of ``Scheduler`` takes all of its time;
+            one of ``AsyncScheduler`` takes what it runs on the event loop, which does other things while
+            the answer is on its way.
+        under_way_s: wall time during which at least one call was waiting for its answer.
     """
 
     def __init__(self) -> None:
         self.calls = 0
         self.seconds = 0.0
+        self.under_way_s = 0.0
         self._lock = threading.Lock()
         self._under_way = 0
         self._since = 0.0
@@ -80,7 +88,34 @@ class Stats:
             with self._lock:
                 self._under_way -= 1
                 if self._under_way == 0:
-                    self.seconds += time.perf_counter() - self._since
+                    self.under_way_s += time.perf_counter() - self._since
+
+
+class Timed(Awaitable[T]):
+    """A coroutine whose turns on the event loop are timed."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], stats: Stats) -> None:
+        self._work = work
+        self._stats = stats
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """Pass everything on; add up the time between being resumed and giving way."""
+        turns = self._work.__await__()
+        step: Callable[[], Any] = lambda: next(turns)  # noqa: E731 - replaced at every turn
+        while True:
+            started = time.perf_counter()
+            try:
+                waiting_for = step()
+            except StopIteration as done:
+                return done.value
+            finally:
+                self._stats.seconds += time.perf_counter() - started
+            try:
+                yield waiting_for
+            except BaseException as error:  # noqa: BLE001 - a cancellation belongs to the coroutine
+                step = partial(turns.throw, error)
+            else:
+                step = partial(next, turns)
 
 
 class Lane:
@@ -124,7 +159,7 @@ def wire(operations: Operations, command: Call | Command, request: str) -> tuple
     if isinstance(command, Command):
         return command.args
     function = command.function
-    keys = operations.keys.values()
+    keys = operations.packed_keys
     return (
         "FCALL_RO" if function.reads else "FCALL",
         f"roq_{function.name}",

@@ -23,7 +23,9 @@ from roq._session import (
     SOCKET_TIMEOUT_S,
     Lanes,
     Stats,
+    Timed,
     check_version,
+    is_transient,
     replace_library,
     retry_policy,
     translate,
@@ -112,8 +114,17 @@ class AsyncScheduler:
         await self._ensure_library()
         return await self._redis.execute_command(*args)
 
-    async def _run(self, operation: Operation[T]) -> T:
-        """Drive an operation: send what it yields, with retries, until it returns."""
+    async def _persist(self, args: tuple[Any, ...]) -> Any:
+        """Exchange, and again while the failure is one that passes."""
+        try:
+            return await self._exchange(args)
+        except RedisError as error:
+            if not is_transient(error):
+                raise
+        return await tenacity.AsyncRetrying(**self._policy())(self._exchange, args)
+
+    async def _drive(self, operation: Operation[T]) -> T:
+        """Send what an operation yields, with retries, until it returns."""
         answer: Any = None
         with self.stats.count():
             try:
@@ -122,11 +133,14 @@ class AsyncScheduler:
                     async with self._concurrency:
                         with self._lanes.hold() as request:
                             args = wire(self._operations, command, request)
-                            answer = await tenacity.AsyncRetrying(**self._policy())(self._exchange, args)
+                            answer = await self._persist(args)
             except StopIteration as done:
                 return done.value
             except RedisError as error:
                 raise translate(error, self.url) from error
+
+    async def _run(self, operation: Operation[T]) -> T:
+        return await Timed(self._drive(operation), self.stats)
 
     # -- the run ------------------------------------------------------------------------------------
 
@@ -164,17 +178,18 @@ class AsyncScheduler:
         """As :meth:`Scheduler.audit`."""
         return await self._run(self._operations.audit())
 
-    async def wait(self, signal: int, timeout_s: float) -> int:
+    async def wait(self, signal: int, timeout_s: float, *, batch: bool = False) -> int:
         """As :meth:`Scheduler.wait`."""
         keys = self._operations.keys
+        stream, field = ("ready", "ready_signal") if batch else ("signals", "signal")
         deadline = time.monotonic() + timeout_s
         try:
             while (left := deadline - time.monotonic()) > 0:
                 block = max(1, round(min(left, BLOCK_S) * 1000))
-                read = ("XREAD", "BLOCK", block, "STREAMS", keys["signals"], f"{signal}-0")
-                if await tenacity.AsyncRetrying(**self._policy())(self._exchange, read):
-                    newest = ("HGET", keys["state"], "signal")
-                    return int(await tenacity.AsyncRetrying(**self._policy())(self._exchange, newest))
+                read = ("XREAD", "BLOCK", block, "STREAMS", keys[stream], f"{signal}-0")
+                if await self._persist(read):
+                    newest = ("HGET", keys["state"], field)
+                    return int(await self._persist(newest))
         except RedisError as error:
             raise translate(error, self.url) from error
         return signal

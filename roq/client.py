@@ -23,6 +23,7 @@ from roq._session import (
     Lanes,
     Stats,
     check_version,
+    is_transient,
     replace_library,
     retry_policy,
     translate,
@@ -125,20 +126,32 @@ class Scheduler:
         self._ensure_library()
         return self._redis.execute_command(*args)
 
+    def _persist(self, args: tuple[Any, ...]) -> Any:
+        """Exchange, and again while the failure is one that passes."""
+        try:
+            return self._exchange(args)
+        except redis.RedisError as error:
+            if not is_transient(error):
+                raise
+        return tenacity.Retrying(**self._policy())(self._exchange, args)
+
     def _run(self, operation: Operation[T]) -> T:
         """Drive an operation: send what it yields, with retries, until it returns."""
         answer: Any = None
+        started = time.perf_counter()
         with self.stats.count():
             try:
                 while True:
                     command = operation.send(answer)
                     with self._concurrency, self._lanes.hold() as request:
                         args = wire(self._operations, command, request)
-                        answer = tenacity.Retrying(**self._policy())(self._exchange, args)
+                        answer = self._persist(args)
             except StopIteration as done:
                 return done.value
             except redis.RedisError as error:
                 raise translate(error, self.url) from error
+            finally:
+                self.stats.seconds += time.perf_counter() - started
 
     # -- the run ------------------------------------------------------------------------------------
 
@@ -188,20 +201,22 @@ class Scheduler:
         """
         return self._run(self._operations.audit())
 
-    def wait(self, signal: int, timeout_s: float) -> int:
+    def wait(self, signal: int, timeout_s: float, *, batch: bool = False) -> int:
         """Sleep until something changed after ``signal`` or the time is up; returns the newest signal.
 
-        What counts: a READY buffer, published weights, room for work. Not counted in ``stats``.
+        What counts is room for work and new weights or, with ``batch``, a READY buffer; and in both cases
+        the end of the run. The two kinds of signal are numbered apart. Not counted in ``stats``.
         """
         keys = self._operations.keys
+        stream, field = ("ready", "ready_signal") if batch else ("signals", "signal")
         deadline = time.monotonic() + timeout_s
         try:
             while (left := deadline - time.monotonic()) > 0:
                 block = max(1, round(min(left, BLOCK_S) * 1000))
-                read = ("XREAD", "BLOCK", block, "STREAMS", keys["signals"], f"{signal}-0")
-                if tenacity.Retrying(**self._policy())(self._exchange, read):
-                    newest = ("HGET", keys["state"], "signal")
-                    return int(tenacity.Retrying(**self._policy())(self._exchange, newest))
+                read = ("XREAD", "BLOCK", block, "STREAMS", keys[stream], f"{signal}-0")
+                if self._persist(read):
+                    newest = ("HGET", keys["state"], field)
+                    return int(self._persist(newest))
         except redis.RedisError as error:
             raise translate(error, self.url) from error
         return signal

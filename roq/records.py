@@ -53,6 +53,8 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0
     blocked_s: float = 0.0
     scheduler_s: float = 0.0
+    scheduler_under_way_s: float = 0.0
+    reserve_wait_s: float = 0.0
     tokens: int = 0
     completed: int = 0
     released: int = 0

@@ -21,10 +21,19 @@ __all__ = ["Share", "Summary", "Wait", "summarize", "summary_lines", "write_summ
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """Scheduler calls' share of all worker processes' and of the trainer's wall time, 0 to 1."""
+    """Scheduler calls' share of all worker processes' and of the trainer's wall time, 0 to 1.
+
+    Attributes:
+        worker: what calls take from the worker's event loop.
+        trainer: what calls take from the trainer, waiting for the answer included.
+        worker_under_way: time with at least one call under way; the loop does other things meanwhile.
+        worker_reserve_wait: time in which the loop waited for work with free places in the engine.
+    """
 
     worker: float | None
     trainer: float | None
+    worker_under_way: float | None
+    worker_reserve_wait: float | None
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +135,12 @@ def summarize(
         mismatch_kl=_mean([step.mismatch_kl for step in steps if step.mismatch_kl is not None]),
         scheduler_share=Share(
             worker=_ratio(sum(line.scheduler_s for line in last), sum(line.wall_s for line in last)),
+            worker_under_way=_ratio(
+                sum(line.scheduler_under_way_s for line in last), sum(line.wall_s for line in last)
+            ),
+            worker_reserve_wait=_ratio(
+                sum(line.reserve_wait_s for line in last), sum(line.wall_s for line in last)
+            ),
             trainer=_ratio(
                 sum(lines[-1].scheduler_s for lines in trainers), sum(lines[-1].wall_s for lines in trainers)
             ),

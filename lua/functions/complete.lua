@@ -76,7 +76,6 @@ local function occupy(run, record)
   local ready
   if slots.counts(run, buffer).occupied == run.config.batch_size then
     ready = buffer
-    events.signal(run, "ready")
     if run.config.buffer_slots > run.config.batch_size then
       cancel_hopeless(run)
     end

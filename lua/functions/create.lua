@@ -23,6 +23,7 @@ local initial = {
   discarded = 0,
   payload_bytes = 0,
   signal = 0,
+  ready_signal = 0,
   next_cancel = 1,
   next_pending = 1,
   paused = 0,

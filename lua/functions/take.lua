@@ -136,8 +136,9 @@ transition.define({
         context.set(run, "ended", 1)
         events.log(run, "ended", { "reason", "prompts_exhausted" })
         events.signal(run, "ended")
+        events.signal_trainer(run, "ended")
       end
-      return { ready = false, signal = run.state.signal }
+      return { ready = false }
     end
     if run.config.buffer_slots > run.config.batch_size then
       clear_reserved(run, buffer)

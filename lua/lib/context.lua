@@ -27,7 +27,8 @@ M.names = {
   "replies", -- hash: "client:lane" -> "sequence reply" (lib/replies.lua)
   "clients", -- zset: client -> last call (ms)
   "events", -- stream: every transition, bounded
-  "signals", -- stream of one entry: wakes those who wait
+  "signals", -- stream of one entry: wakes workers that wait for work
+  "ready", -- stream of one entry: wakes the trainer
 }
 
 local config_fields = {
@@ -62,6 +63,7 @@ local state_fields = {
   "discarded",
   "payload_bytes",
   "signal",
+  "ready_signal",
   "next_cancel",
   "next_pending",
   "stuck_since",
@@ -117,6 +119,7 @@ function M.open(keys)
     changed = {}, -- fields of the state to write at the end
     counts = {}, -- occupied and reserved slots of the buffers looked at
     moves = {}, -- slot moves of this transition, for the event
+    woken = {}, -- signals given by this transition
   }
 end
 

@@ -1,4 +1,4 @@
--- The event stream (an audit trail, bounded) and the signal (wakes those who wait).
+-- The event stream (an audit trail, bounded) and the signals (they wake those who wait).
 
 local M = {}
 
@@ -20,15 +20,23 @@ function M.log(run, name, fields)
   redis.call("XADD", run.key.events, "MAXLEN", "~", text.int(run.config.event_log), "*", unpack(entry))
 end
 
--- Wake everyone who waits, once per transition: a READY buffer, new weights, or room for work.
-function M.signal(run, reason)
-  if run.signalled then
+local function wake(run, stream, field, reason)
+  if run.woken[field] then
     return
   end
-  run.signalled = true
-  context.add(run, "signal", 1)
-  local id = text.int(run.state.signal) .. "-0"
-  redis.call("XADD", run.key.signals, "MAXLEN", "1", id, "reason", reason)
+  run.woken[field] = true
+  context.add(run, field, 1)
+  redis.call("XADD", run.key[stream], "MAXLEN", "1", text.int(run.state[field]) .. "-0", "reason", reason)
+end
+
+-- Wake the workers that wait for work, once per transition: new weights, or room.
+function M.signal(run, reason)
+  wake(run, "signals", "signal", reason)
+end
+
+-- Wake the trainer: a buffer is READY, or the run is over.
+function M.signal_trainer(run, reason)
+  wake(run, "ready", "ready_signal", reason)
 end
 
 return M

@@ -74,6 +74,9 @@ function M.fill(run, kind, group, v_traj, buffer, slot)
   end
   local counts = M.counts(run, buffer)
   counts[kind] = counts[kind] + 1
+  if kind == "occupied" and counts.occupied == run.config.batch_size then
+    events.signal_trainer(run, "ready")
+  end
 end
 
 -- Empty a filled slot.

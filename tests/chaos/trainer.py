@@ -60,11 +60,11 @@ def main(url: str, run: str, folder: Path) -> None:
     print(trainer, flush=True)
     version, weights = newest_checkpoint(folder)
     with Scheduler(url, run, retry_s=None) as sched:
-        eta = sched.config().eta
+        eta, ready = sched.config().eta, 0
         while not stopping:
             batch = sched.take(trainer, version)
             if batch is None:
-                sched.wait(sched.status().signal, 0.5)
+                ready = sched.wait(ready, 0.5, batch=True)
                 continue
             assert all(0 <= group.staleness <= eta for group in batch.groups), batch
             weights = digest(weights, batch, sched.payloads(batch.groups))

@@ -42,7 +42,7 @@ class Script:
     def status(self) -> Status:
         return self.picture
 
-    def wait(self, signal: int, timeout_s: float) -> int:
+    def wait(self, signal: int, timeout_s: float, *, batch: bool = False) -> int:
         self.now += timeout_s
         return signal
 

@@ -37,7 +37,7 @@ class Order(msgspec.Struct, frozen=True):
 class _Source(Protocol):
     def take(self, trainer: str, version: int | None = None) -> Batch | None: ...
     def status(self) -> Status: ...
-    def wait(self, signal: int, timeout_s: float) -> int: ...
+    def wait(self, signal: int, timeout_s: float, *, batch: bool = False) -> int: ...
 
 
 class Waiter:
@@ -91,7 +91,7 @@ class Waiter:
                 self._look(version)
             if self._clock() >= deadline:
                 return Order("wait")
-            self._signal = self._sched.wait(self._signal, min(POLL_S, self._look_s))
+            self._signal = self._sched.wait(self._signal, min(POLL_S, self._look_s), batch=True)
         return Order("stop")
 
     def started(self) -> None:

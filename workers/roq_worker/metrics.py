@@ -77,6 +77,7 @@ class Log:
             "inflight": inflight,
             "scheduler_calls": scheduler.stats.calls,
             "scheduler_s": scheduler.stats.seconds,
+            "scheduler_under_way_s": scheduler.stats.under_way_s,
             "rss_bytes": resident_bytes(),
             "done": done,
         }
@@ -108,12 +109,16 @@ class Rate:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process and all its descendants (engine and reward processes)."""
+    """Resident memory of this process and all its descendants (engine and reward processes).
+
+    Pages that they share, such as torch's libraries, are counted once (PSS, where the system tells it).
+    """
     total = 0
     me = psutil.Process()
     for process in (me, *me.children(recursive=True)):
         try:
-            total += process.memory_info().rss
+            memory = process.memory_full_info()
+            total += getattr(memory, "pss", memory.rss)
         except psutil.Error:  # it ended meanwhile
             continue
     return total
