@@ -122,9 +122,12 @@ class _Replay:
 
     def on_reissue(self, event: Event) -> None:
         self.found.reissued += 1
+        self.on_issue(event)
+
+    def on_issue(self, event: Event) -> None:
         group = self.groups.get(int(event["group"]))
         if group is None or group.place != _place(event["at"]):
-            self.problem(f"group {event['group']} was issued again at {event['at']}, which is not its place")
+            self.problem(f"group {event['group']} was issued at {event['at']}, which is not its place")
 
     def on_expired(self, _event: Event) -> None:
         self.found.expired += 1

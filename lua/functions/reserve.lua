@@ -12,7 +12,8 @@ Reply:
                 prefix = true when tokens were kept (the client reads them from `prefixes`)
   refused       why there are fewer than asked for; absent when there are not
   version, signal, ended
-Events: reserve (a new group), reissue (a waiting member), expired, worker_joined, worker_lost
+Events: reserve (a new group), issue (a member of it that waited), reissue (a member given up before),
+        expired, worker_joined, worker_lost
 ]]
 local MOST = 256 -- claims in one call
 local PASSED = 16 -- waiting members that may be passed over because these weights are too old for them
@@ -53,7 +54,11 @@ local function lease(run, out, record, worker, version, room, only)
       prefix = member.prefix,
     }
   end
-  events.log(run, only and "reissue" or "reserve", {
+  local what = "reserve"
+  if only then
+    what = record.members[only].attempt > 1 and "reissue" or "issue"
+  end
+  events.log(run, what, {
     "group",
     record.group,
     "ordinal",

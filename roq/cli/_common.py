@@ -71,18 +71,28 @@ as_json = click.option("--json", "json_", is_flag=True, help="Print JSON instead
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The run that a command is about: the server's URL and the run's name."""
+    """The run that a command is about: the server's URL and the run's name.
+
+    ``asleep`` is the embedded server of a run that is over: it is woken for the command alone.
+    """
 
     url: str
     run: str
     wait_s: float
+    asleep: EmbeddedServer | None = None
 
     @contextmanager
     def scheduler(self) -> Generator[Scheduler]:
         """A client for the run, once its server answers."""
-        wait_for_server(self.url, self.wait_s, notice)
-        with Scheduler(self.url, self.run, retry_s=self.wait_s) as scheduler:
-            yield scheduler
+        if self.asleep is not None:
+            self.asleep.start()
+        try:
+            wait_for_server(self.url, self.wait_s, notice)
+            with Scheduler(self.url, self.run, retry_s=self.wait_s) as scheduler:
+                yield scheduler
+        finally:
+            if self.asleep is not None:
+                self.asleep.stop()
 
 
 def target(command: F) -> F:
@@ -119,7 +129,9 @@ def _find(config: Path | None, url: str | None, run: str | None, wait_s: float) 
             server = EmbeddedServer(job.run.dir)
             url = job.redis.url or server.url
             if job.redis.url is None and not server.alive:
-                raise RoqError(f"the server of {job.run.dir} is not running; `roq up {config}` starts it")
+                if not server.folder.exists():
+                    raise RoqError(f"there is no run in {job.run.dir} yet; `roq up {config}` starts it")
+                return Target(url, run, wait_s, asleep=server)
     if url is None or run is None:
         raise ConfigError(
             "which run? Give a job file, or --redis URL and --run NAME (or ROQ_REDIS and ROQ_RUN)"

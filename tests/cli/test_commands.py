@@ -127,7 +127,7 @@ def test_finding_the_run(run: tuple[str, str], roq: Roq, job: Callable[..., Path
     assert len(other.stderr.splitlines()) == 1
     assert "which run?" in roq("verify").stderr
     stopped = roq("verify", job(run__dir="elsewhere"))
-    assert (stopped.returncode, "is not running" in stopped.stderr) == (1, True)
+    assert (stopped.returncode, "no run in" in stopped.stderr) == (1, True)
 
 
 def test_init_twice(job: Callable[..., Path], url: str, roq: Roq) -> None:
