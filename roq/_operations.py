@@ -18,7 +18,7 @@ from roq._keys import keys_of
 from roq._verify import Snapshot, broken_invariants
 from roq.audit import Audit, audit_events
 from roq.config import RunConfig
-from roq.errors import StateLost, UnknownRun
+from roq.errors import Refused, StateLost, UnknownRun, refusal
 from roq.trajectory import Prefix, Trajectory
 from roq.types import (
     Batch,
@@ -34,12 +34,13 @@ from roq.types import (
     WeightsRef,
 )
 
-__all__ = ["Call", "Command", "Operation", "Operations"]
+__all__ = ["Call", "Command", "Many", "Operation", "Operations"]
 
 T = TypeVar("T")
 
 _FETCH = 128  # payloads read with one command
 _PAGE = 1000  # events read with one command
+_TOGETHER = 32  # calls sent together
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -49,13 +50,19 @@ class Call(msgspec.Struct, frozen=True):
     values: tuple[str | bytes, ...]
 
 
+class Many(msgspec.Struct, frozen=True):
+    """Calls that are sent together; answered with a list of replies and of refusals (redis-py's errors)."""
+
+    calls: tuple[Call, ...]
+
+
 class Command(msgspec.Struct, frozen=True):
     """A plain Redis command that reads."""
 
     args: tuple[str | bytes | int, ...]
 
 
-Operation = Generator[Call | Command, Any, T]
+Operation = Generator[Call | Many | Command, Any, T]
 
 
 class _GroupRecord(msgspec.Struct):
@@ -114,6 +121,25 @@ class _Retired(msgspec.Struct):
     retired: list[WeightsRef] = []
 
 
+def _call(function: f.Function, *values: object) -> Call:
+    return Call(function, tuple(v if isinstance(v, bytes) else _text(v) for v in values))
+
+
+def _completion(claim: Reservation, payload: Trajectory) -> Call:
+    return _call(
+        f.COMPLETE,
+        claim.group,
+        claim.member,
+        claim.token,
+        claim.worker,
+        payload.reward,
+        len(payload.tokens),
+        payload.segments[0][0],
+        payload.segments[-1][0],
+        payload.encode(),
+    )
+
+
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(int(value))
@@ -158,7 +184,7 @@ class Operations:
         self.packed_keys = [key.encode() for key in self.keys.values()]  # they go out with every call
 
     def _ask(self, function: f.Function, reply: type[T], *values: object) -> Operation[T]:
-        answer = yield Call(function, tuple(v if isinstance(v, bytes) else _text(v) for v in values))
+        answer = yield _call(function, *values)
         return msgspec.json.decode(answer, type=reply)
 
     # -- the run ------------------------------------------------------------------------------------
@@ -244,19 +270,22 @@ class Operations:
         )
 
     def complete(self, claim: Reservation, payload: Trajectory) -> Operation[Completion]:
-        return self._ask(
-            f.COMPLETE,
-            Completion,
-            claim.group,
-            claim.member,
-            claim.token,
-            claim.worker,
-            payload.reward,
-            len(payload.tokens),
-            payload.segments[0][0],
-            payload.segments[-1][0],
-            payload.encode(),
-        )
+        answer = yield _completion(claim, payload)
+        return msgspec.json.decode(answer, type=Completion)
+
+    def complete_many(
+        self, finished: Sequence[tuple[Reservation, Trajectory]]
+    ) -> Operation[list[Completion | Refused]]:
+        answers: list[Any] = []
+        for start in range(0, len(finished), _TOGETHER):
+            some = finished[start : start + _TOGETHER]
+            answers += yield Many(tuple(_completion(claim, payload) for claim, payload in some))
+        return [
+            refusal(str(answer))
+            if isinstance(answer, Exception)
+            else msgspec.json.decode(answer, type=Completion)
+            for answer in answers
+        ]
 
     def release(
         self, claim: Reservation, prefix: Prefix | None, reason: str, error: str | None

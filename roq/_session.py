@@ -16,7 +16,7 @@ from redis import exceptions as rx
 
 from roq import _library
 from roq._operations import Call, Command, Operations
-from roq.errors import CODES, ConfigError, RoqError, ServerUnavailable, UnsuitableServer
+from roq.errors import CODES, ConfigError, RoqError, ServerUnavailable, UnsuitableServer, refusal
 
 __all__ = [
     "BLOCK_S",
@@ -31,13 +31,14 @@ __all__ = [
     "replace_library",
     "retry_policy",
     "translate",
+    "unanswered",
     "wire",
 ]
 
 log = logging.getLogger("roq")
 T = TypeVar("T")
 
-LANES = 64  # as in lua/lib/replies.lua
+LANES = 64  # for single calls, and as many for a batch of calls: together those of lua/lib/replies.lua
 SOCKET_TIMEOUT_S = 5.0
 BLOCK_S = 2.0  # one blocking read; shorter than the socket's timeout
 
@@ -138,20 +139,20 @@ class Lanes:
         self._made = 0
 
     @contextmanager
-    def hold(self) -> Generator[str]:
-        """The identity of a new call. The caller keeps at most ``LANES`` calls in flight."""
+    def hold(self, calls: int = 1) -> Generator[list[str]]:
+        """Identities of new calls. The caller keeps at most ``LANES`` single calls and a batch in flight."""
         with self._lock:
-            if self._free:
-                lane = self._free.pop()
-            else:
+            lanes = [self._free.pop() for _ in range(min(calls, len(self._free)))]
+            while len(lanes) < calls:
                 self._made += 1
-                lane = Lane(self._made)
-        lane.sequence += 1
+                lanes.append(Lane(self._made))
+        for lane in lanes:
+            lane.sequence += 1
         try:
-            yield f"{self.client} {lane.number} {lane.sequence}"
+            yield [f"{self.client} {lane.number} {lane.sequence}" for lane in lanes]
         finally:
             with self._lock:
-                self._free.append(lane)
+                self._free += lanes
 
 
 def wire(operations: Operations, command: Call | Command, request: str) -> tuple[str | bytes | int, ...]:
@@ -170,6 +171,14 @@ def wire(operations: Operations, command: Call | Command, request: str) -> tuple
     )
 
 
+def unanswered(answers: list[Any]) -> Exception | None:
+    """The first answer of a batch that is no answer: a failure that passes, or a missing library."""
+    for answer in answers:
+        if isinstance(answer, Exception) and (is_transient(answer) or LIBRARY_MISSING in str(answer)):
+            return answer
+    return None
+
+
 def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed later."""
     if isinstance(error, rx.AuthenticationError | rx.AuthorizationError):
@@ -180,9 +189,8 @@ def is_transient(error: BaseException) -> bool:
 def translate(error: Exception, url: str) -> RoqError:
     """The roq error for a redis-py one."""
     message = str(error)
-    code, _, sentence = message.partition(" ")
-    if code in CODES:
-        return CODES[code](sentence)
+    if message.partition(" ")[0] in CODES:
+        return refusal(message)
     if is_transient(error):
         return ServerUnavailable(f"Redis at {url} stayed out of reach: {message}")
     if isinstance(error, rx.AuthenticationError | rx.NoPermissionError | rx.AuthorizationError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -12,10 +12,11 @@ import redis.asyncio as redis
 import tenacity
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from roq import _functions, _library
-from roq._operations import Operation, Operations
+from roq._operations import Call, Command, Many, Operation, Operations
 from roq._session import (
     BLOCK_S,
     LANES,
@@ -29,11 +30,12 @@ from roq._session import (
     replace_library,
     retry_policy,
     translate,
+    unanswered,
     wire,
 )
 from roq.audit import Audit
 from roq.config import RunConfig
-from roq.errors import ConfigError
+from roq.errors import ConfigError, Refused
 from roq.trajectory import Prefix, Trajectory
 from roq.types import (
     Batch,
@@ -63,6 +65,7 @@ class AsyncScheduler:
         self._operations = Operations(run)
         self._lanes = Lanes()
         self._concurrency = asyncio.Semaphore(LANES)
+        self._batching = asyncio.Lock()
         self._policy = lambda: retry_policy(url, retry_s)
         self._acknowledged: dict[str, int] = {}
         self._checked = False
@@ -114,14 +117,38 @@ class AsyncScheduler:
         await self._ensure_library()
         return await self._redis.execute_command(*args)
 
-    async def _persist(self, args: tuple[Any, ...]) -> Any:
+    async def _exchange_many(self, commands: list[tuple[Any, ...]]) -> list[Any]:
+        if not self._checked:
+            await self._ensure_library()
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for args in commands:
+                pipe.execute_command(*args)
+            answers = await pipe.execute(raise_on_error=False)
+        failure = unanswered(answers)
+        if failure is not None:
+            self._checked = False  # the library may be what is missing
+            raise RedisConnectionError(f"not all calls were answered: {failure}")
+        return answers
+
+    async def _persist(self, exchange: Callable[[Any], Awaitable[T]], what: Any) -> T:
         """Exchange, and again while the failure is one that passes."""
         try:
-            return await self._exchange(args)
+            return await exchange(what)
         except RedisError as error:
             if not is_transient(error):
                 raise
-        return await tenacity.AsyncRetrying(**self._policy())(self._exchange, args)
+        return await tenacity.AsyncRetrying(**self._policy())(exchange, what)
+
+    async def _send(self, command: Call | Many | Command) -> Any:
+        if isinstance(command, Many):
+            async with self._batching:
+                with self._lanes.hold(len(command.calls)) as requests:
+                    calls = zip(command.calls, requests, strict=True)
+                    many = [wire(self._operations, call, request) for call, request in calls]
+                    return await self._persist(self._exchange_many, many)
+        async with self._concurrency:
+            with self._lanes.hold() as (request,):
+                return await self._persist(self._exchange, wire(self._operations, command, request))
 
     async def _drive(self, operation: Operation[T]) -> T:
         """Send what an operation yields, with retries, until it returns."""
@@ -129,11 +156,7 @@ class AsyncScheduler:
         with self.stats.count():
             try:
                 while True:
-                    command = operation.send(answer)
-                    async with self._concurrency:
-                        with self._lanes.hold() as request:
-                            args = wire(self._operations, command, request)
-                            answer = await self._persist(args)
+                    answer = await self._send(operation.send(answer))
             except StopIteration as done:
                 return done.value
             except RedisError as error:
@@ -187,9 +210,9 @@ class AsyncScheduler:
             while (left := deadline - time.monotonic()) > 0:
                 block = max(1, round(min(left, BLOCK_S) * 1000))
                 read = ("XREAD", "BLOCK", block, "STREAMS", keys[stream], f"{signal}-0")
-                if await self._persist(read):
+                if await self._persist(self._exchange, read):
                     newest = ("HGET", keys["state"], field)
-                    return int(await self._persist(newest))
+                    return int(await self._persist(self._exchange, newest))
         except RedisError as error:
             raise translate(error, self.url) from error
         return signal
@@ -203,6 +226,12 @@ class AsyncScheduler:
     async def complete(self, reservation: Reservation, payload: Trajectory) -> Completion:
         """As :meth:`Scheduler.complete`."""
         return await self._run(self._operations.complete(reservation, payload))
+
+    async def complete_many(
+        self, finished: Sequence[tuple[Reservation, Trajectory]]
+    ) -> list[Completion | Refused]:
+        """As :meth:`Scheduler.complete_many`."""
+        return await self._run(self._operations.complete_many(finished))
 
     async def release(
         self,

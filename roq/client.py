@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -14,7 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from roq import _functions, _library
-from roq._operations import Operation, Operations
+from roq._operations import Call, Command, Many, Operation, Operations
 from roq._session import (
     BLOCK_S,
     LANES,
@@ -27,11 +27,12 @@ from roq._session import (
     replace_library,
     retry_policy,
     translate,
+    unanswered,
     wire,
 )
 from roq.audit import Audit
 from roq.config import RunConfig
-from roq.errors import ConfigError
+from roq.errors import ConfigError, Refused
 from roq.trajectory import Prefix, Trajectory
 from roq.types import (
     Batch,
@@ -76,6 +77,7 @@ class Scheduler:
         self._operations = Operations(run)
         self._lanes = Lanes()
         self._concurrency = threading.BoundedSemaphore(LANES)
+        self._batching = threading.Lock()
         self._policy = lambda: retry_policy(url, retry_s)
         self._acknowledged: dict[str, int] = {}
         self._checked = False
@@ -126,14 +128,36 @@ class Scheduler:
         self._ensure_library()
         return self._redis.execute_command(*args)
 
-    def _persist(self, args: tuple[Any, ...]) -> Any:
+    def _exchange_many(self, commands: list[tuple[Any, ...]]) -> list[Any]:
+        if not self._checked:
+            self._ensure_library()
+        with self._redis.pipeline(transaction=False) as pipe:
+            for args in commands:
+                pipe.execute_command(*args)
+            answers = pipe.execute(raise_on_error=False)
+        failure = unanswered(answers)
+        if failure is not None:
+            self._checked = False  # the library may be what is missing
+            raise redis.ConnectionError(f"not all calls were answered: {failure}")
+        return answers
+
+    def _persist(self, exchange: Callable[[Any], T], what: Any) -> T:
         """Exchange, and again while the failure is one that passes."""
         try:
-            return self._exchange(args)
+            return exchange(what)
         except redis.RedisError as error:
             if not is_transient(error):
                 raise
-        return tenacity.Retrying(**self._policy())(self._exchange, args)
+        return tenacity.Retrying(**self._policy())(exchange, what)
+
+    def _send(self, command: Call | Many | Command) -> Any:
+        if isinstance(command, Many):
+            with self._batching, self._lanes.hold(len(command.calls)) as requests:
+                calls = zip(command.calls, requests, strict=True)
+                many = [wire(self._operations, call, request) for call, request in calls]
+                return self._persist(self._exchange_many, many)
+        with self._concurrency, self._lanes.hold() as (request,):
+            return self._persist(self._exchange, wire(self._operations, command, request))
 
     def _run(self, operation: Operation[T]) -> T:
         """Drive an operation: send what it yields, with retries, until it returns."""
@@ -142,10 +166,7 @@ class Scheduler:
         with self.stats.count():
             try:
                 while True:
-                    command = operation.send(answer)
-                    with self._concurrency, self._lanes.hold() as request:
-                        args = wire(self._operations, command, request)
-                        answer = self._persist(args)
+                    answer = self._send(operation.send(answer))
             except StopIteration as done:
                 return done.value
             except redis.RedisError as error:
@@ -214,9 +235,9 @@ class Scheduler:
             while (left := deadline - time.monotonic()) > 0:
                 block = max(1, round(min(left, BLOCK_S) * 1000))
                 read = ("XREAD", "BLOCK", block, "STREAMS", keys[stream], f"{signal}-0")
-                if self._persist(read):
+                if self._persist(self._exchange, read):
                     newest = ("HGET", keys["state"], field)
-                    return int(self._persist(newest))
+                    return int(self._persist(self._exchange, newest))
         except redis.RedisError as error:
             raise translate(error, self.url) from error
         return signal
@@ -241,6 +262,14 @@ class Scheduler:
             Invalid: a segment is older than the claim or newer than what is published.
         """
         return self._run(self._operations.complete(reservation, payload))
+
+    def complete_many(self, finished: Sequence[tuple[Reservation, Trajectory]]) -> list[Completion | Refused]:
+        """Hand in several finished trajectories with few round trips.
+
+        Each is a transition of its own: the answers come in order, and what would be raised for one
+        (``Fenced``, ``Invalid``) is returned in its place.
+        """
+        return self._run(self._operations.complete_many(finished))
 
     def release(
         self,

@@ -42,6 +42,7 @@ __all__ = [
     "UnknownRun",
     "UnknownWeights",
     "UnsuitableServer",
+    "refusal",
 ]
 
 
@@ -143,3 +144,9 @@ CODES: dict[str, type[Refused]] = {
         RunEnded,
     )
 }
+
+
+def refusal(message: str) -> Refused:
+    """The refusal for an error reply of the library, such as ``ROQ_FENCED the claim was …``."""
+    code, _, sentence = message.partition(" ")
+    return CODES.get(code, Refused)(sentence or message)

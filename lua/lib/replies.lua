@@ -4,7 +4,7 @@
 
 local M = {}
 
-local LANES = 64
+local LANES = 128 -- half of them for calls that are made in batches
 local CLIENTS = 4096 -- the least recently used client beyond this is forgotten
 local REMEMBERED_MS = 24 * 3600 * 1000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from pathlib import Path
@@ -9,8 +10,18 @@ from typing import Any
 
 import pytest
 import redis
+from redis.client import Pipeline
 
-from roq import AsyncScheduler, ConfigError, Fenced, RunConfig, Scheduler, ServerUnavailable, UnsuitableServer
+from roq import (
+    AsyncScheduler,
+    ConfigError,
+    Fenced,
+    Refused,
+    RunConfig,
+    Scheduler,
+    ServerUnavailable,
+    UnsuitableServer,
+)
 from roq._library import source, version
 from tests.conftest import Server
 from tests.protocol.play import trajectory
@@ -72,6 +83,55 @@ def test_every_mutating_call_has_one_effect(
     assert status.version == 1
     assert status.ledger.balanced
     assert (status.ledger.trained, status.ledger.filtered) == (4, 1)
+
+
+def test_completions_in_a_batch(sched: Scheduler, server: Server) -> None:
+    sched.create(RunConfig(eta=1, batch_size=50))
+    claims = sched.reserve("w0", 0, 80).reservations
+    sched.release(claims[3])
+    server.redis.execute_command("FUNCTION", "FLUSH")
+    answers = sched.complete_many([(claim, trajectory()) for claim in claims])
+    assert isinstance(answers[3], Fenced)
+    assert [a.status for a in answers if not isinstance(a, Refused)] == ["occupied"] * 79
+    assert sched.verify() == []
+    assert sched.complete_many([]) == []
+
+
+def test_a_batch_whose_replies_are_lost_has_one_effect(
+    sched: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sched.create(RunConfig(eta=1, batch_size=50, group_size=2))
+    claims = sched.reserve("w0", 0, 80).reservations
+    original = Pipeline.execute
+    lost: list[bool] = []
+
+    def execute(self: Pipeline, raise_on_error: bool = True) -> Any:
+        answers = original(self, raise_on_error)
+        if len(lost) < 3:
+            lost.append(True)
+            raise redis.ConnectionError("the connection was cut after the server had answered")
+        return answers
+
+    monkeypatch.setattr(Pipeline, "execute", execute)
+    answers = sched.complete_many([(claim, trajectory()) for claim in claims])
+    assert len(lost) == 3
+    assert [a.status for a in answers if not isinstance(a, Refused)] == ["open", "occupied"] * 40
+    assert sched.verify() == []
+    assert sched.audit().problems == []
+
+
+async def test_async_completions_in_a_batch(server: Server) -> None:
+    async with AsyncScheduler(server.url, "test") as sched:
+        await sched.create(RunConfig(eta=1, batch_size=50))
+        claims = (await sched.reserve("w0", 0, 90)).reservations
+        await sched.release(claims[3])
+        halves = await asyncio.gather(
+            *(sched.complete_many([(c, trajectory()) for c in some]) for some in (claims[:45], claims[45:]))
+        )
+        answers = [answer for some in halves for answer in some]
+        assert isinstance(answers[3], Fenced)
+        assert sum(not isinstance(answer, Refused) for answer in answers) == 89
+        assert await sched.verify() == []
 
 
 def test_a_call_overtaken_on_its_lane_does_nothing(sched: Scheduler, server: Server) -> None:
@@ -177,8 +237,6 @@ def test_urls_that_are_none(url: str) -> None:
 
 
 async def test_async_client_loses_nothing_when_a_call_is_cancelled(server: Server) -> None:
-    import asyncio
-
     async with AsyncScheduler(server.url, "test") as sched:
         await sched.create(RunConfig(eta=1, batch_size=50))
         for _ in range(30):

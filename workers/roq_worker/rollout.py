@@ -36,6 +36,7 @@ from roq.trajectory import Trajectory
 from roq.types import Renewal, Reservation
 from roq_worker.draft import Draft, seed_of
 from roq_worker.engine import EngineError
+from roq_worker.hand_in import HandIn
 from roq_worker.heartbeat import STALLED_AFTER_S, Heartbeat
 from roq_worker.metrics import Counters, Log, Rate
 from roq_worker.model_folder import WeightsError
@@ -113,6 +114,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
     # ---- 2. One trajectory --------------------------------------------------------------------------
 
     held: dict[tuple[int, int, int], Draft] = {}
+    hand_in = HandIn(scheduler)
 
     async def roll(draft: Draft) -> None:
         """Generate, score, hand in. Cancelled, it leaves the draft in ``held``, to be handed back."""
@@ -133,7 +135,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
             reward = await rewards.score(item, engine.decode(draft.tokens))
             draft.handing_in = True
             response = (draft.tokens, draft.logprobs, draft.segments)
-            await scheduler.complete(claim, Trajectory(prompt, *response, reward, finish or "stop"))
+            await hand_in.complete(claim, Trajectory(prompt, *response, reward, finish or "stop"))
             counters.completed += 1
         except Fenced:
             counters.fenced += 1  # another worker has it now, or nobody needs it
