@@ -22,7 +22,6 @@ __all__ = [
     "BLOCK_S",
     "LANES",
     "LIBRARY_MISSING",
-    "SOCKET_TIMEOUT_S",
     "Lanes",
     "Stats",
     "Timed",
@@ -39,7 +38,6 @@ log = logging.getLogger("roq")
 T = TypeVar("T")
 
 LANES = 64  # for single calls, and as many for a batch of calls: together those of lua/lib/replies.lua
-SOCKET_TIMEOUT_S = 5.0
 BLOCK_S = 2.0  # one blocking read; shorter than the socket's timeout
 
 # Error classes that pass by themselves: the server is away, loading, failing over or full.
@@ -253,6 +251,8 @@ def check_version(info: dict[str, Any]) -> None:
     Raises:
         UnsuitableServer: it is older than Redis 7.0 or Valkey 7.2.
     """
+    if "redis_version" not in info and info:  # a cluster answers for each node
+        info = next(iter(info.values()))
     version = str(info.get("redis_version", "0"))
     if int(version.split(".", maxsplit=1)[0]) < 7:
         raise UnsuitableServer(f"this is Redis {version}; roq needs Redis 7.0 or Valkey 7.2, or newer")

@@ -8,20 +8,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import redis.asyncio as redis
 import tenacity
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from roq import _functions, _library
+from roq._connect import companions, connect_async
 from roq._operations import Call, Command, Many, Operation, Operations
 from roq._session import (
     BLOCK_S,
     LANES,
     LIBRARY_MISSING,
-    SOCKET_TIMEOUT_S,
     Lanes,
     Stats,
     Timed,
@@ -35,7 +32,7 @@ from roq._session import (
 )
 from roq.audit import Audit
 from roq.config import RunConfig
-from roq.errors import ConfigError, Refused
+from roq.errors import Refused
 from roq.trajectory import Prefix, Trajectory
 from roq.types import (
     Batch,
@@ -69,19 +66,12 @@ class AsyncScheduler:
         self._policy = lambda: retry_policy(url, retry_s)
         self._acknowledged: dict[str, int] = {}
         self._checked = False
-        try:
-            self._redis: Any = redis.Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
-                url,
-                retry=Retry(NoBackoff(), 0),
-                socket_timeout=SOCKET_TIMEOUT_S,
-                socket_connect_timeout=SOCKET_TIMEOUT_S,
-            )
-        except ValueError as error:
-            raise ConfigError(f"{url!r} is not a Redis URL: {error}") from None
+        self._redis: Any = connect_async(url)
 
     async def aclose(self) -> None:
         """Close the connections. Nothing on the server changes."""
-        await self._redis.aclose()
+        for client in (self._redis, *companions(self._redis)):
+            await client.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -95,15 +85,15 @@ class AsyncScheduler:
 
     async def _ensure_library(self) -> None:
         check_version(await self._redis.info("server"))
+        version = wire(self._operations, Call(_functions.VERSION, ()), "")
         loaded: str | None = None
         try:
-            name = f"roq_{_functions.VERSION.name}"
-            loaded = (await self._redis.execute_command("FCALL_RO", name, 0)).decode()
+            loaded = (await self._redis.execute_command(*version)).decode()
         except ResponseError as error:
             if LIBRARY_MISSING not in str(error):
                 raise
         if replace_library(loaded):
-            await self._redis.execute_command("FUNCTION", "LOAD", "REPLACE", _library.source())
+            await self._redis.function_load(_library.source(), replace=True)
         self._checked = True
 
     async def _exchange(self, args: tuple[Any, ...]) -> Any:

@@ -10,16 +10,14 @@ from typing import Any, Self, TypeVar
 
 import redis
 import tenacity
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from roq import _functions, _library
+from roq._connect import check_url, companions, connect
 from roq._operations import Call, Command, Many, Operation, Operations
 from roq._session import (
     BLOCK_S,
     LANES,
     LIBRARY_MISSING,
-    SOCKET_TIMEOUT_S,
     Lanes,
     Stats,
     check_version,
@@ -32,7 +30,7 @@ from roq._session import (
 )
 from roq.audit import Audit
 from roq.config import RunConfig
-from roq.errors import ConfigError, Refused
+from roq.errors import Refused
 from roq.trajectory import Prefix, Trajectory
 from roq.types import (
     Batch,
@@ -81,19 +79,23 @@ class Scheduler:
         self._policy = lambda: retry_policy(url, retry_s)
         self._acknowledged: dict[str, int] = {}
         self._checked = False
-        try:
-            self._redis: Any = redis.Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
-                url,
-                retry=Retry(NoBackoff(), 0),
-                socket_timeout=SOCKET_TIMEOUT_S,
-                socket_connect_timeout=SOCKET_TIMEOUT_S,
-            )
-        except ValueError as error:
-            raise ConfigError(f"{url!r} is not a Redis URL: {error}") from None
+        check_url(url)
+        self._client: Any = None
+        self._connecting = threading.Lock()
+
+    @property
+    def _redis(self) -> Any:
+        """The redis-py client, made when first used: one for a cluster connects at once."""
+        with self._connecting:
+            if self._client is None:
+                self._client = connect(self.url)
+            return self._client
 
     def close(self) -> None:
         """Close the connections. Nothing on the server changes."""
-        self._redis.close()
+        if self._client is not None:
+            for client in (self._client, *companions(self._client)):
+                client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -107,14 +109,15 @@ class Scheduler:
 
     def _ensure_library(self) -> None:
         check_version(self._redis.info("server"))
+        version = wire(self._operations, Call(_functions.VERSION, ()), "")
         loaded: str | None = None
         try:
-            loaded = self._redis.execute_command("FCALL_RO", f"roq_{_functions.VERSION.name}", 0).decode()
+            loaded = self._redis.execute_command(*version).decode()
         except redis.ResponseError as error:
             if LIBRARY_MISSING not in str(error):
                 raise
         if replace_library(loaded):
-            self._redis.execute_command("FUNCTION", "LOAD", "REPLACE", _library.source())
+            self._redis.function_load(_library.source(), replace=True)
         self._checked = True
 
     def _exchange(self, args: tuple[Any, ...]) -> Any:

@@ -229,7 +229,17 @@ def test_server_stays_away(tmp_path: Path) -> None:
         sched.status()
 
 
-@pytest.mark.parametrize("url", ["nonsense", "http://x", "redis://h:port"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense",
+        "http://x",
+        "redis://h:port",
+        "redis+sentinel://h",
+        "redis+cluster://h:x",
+        "redis+ring://h",
+    ],
+)
 def test_urls_that_are_none(url: str) -> None:
     for client in (Scheduler, AsyncScheduler):
         with pytest.raises(ConfigError, match="Redis URL"):

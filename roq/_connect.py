@@ -1,0 +1,134 @@
+"""From a URL to a redis-py client: one server, a master that Sentinels watch, or a cluster.
+
+- ``redis://``, ``rediss://``, ``unix://``: one server.
+- ``redis+sentinel://[user:password@]host[:26379],host…/service[/db]``: whoever is the master of
+  ``service`` now.
+- ``redis+cluster://[user:password@]host[:6379],host…``: a cluster; all keys of a run are in one slot.
+
+Append ``s`` to ``redis`` for TLS. Retrying is the caller's: the clients made here never retry.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+import redis
+import redis.asyncio
+import redis.asyncio.cluster
+import redis.asyncio.retry
+import redis.asyncio.sentinel
+import redis.cluster
+import redis.retry
+import redis.sentinel
+from redis.backoff import NoBackoff
+
+from roq.errors import ConfigError
+
+__all__ = ["check_url", "companions", "connect", "connect_async"]
+
+SOCKET_TIMEOUT_S = 5.0
+_TIMEOUTS: dict[str, Any] = {
+    "socket_timeout": SOCKET_TIMEOUT_S,
+    "socket_connect_timeout": SOCKET_TIMEOUT_S,
+}
+
+
+class _Target(msgspec.Struct, frozen=True):
+    kind: str  # "sentinel" or "cluster"
+    hosts: list[tuple[str, int]]
+    service: str
+    options: dict[str, Any]
+
+
+def _parse(url: str) -> _Target | None:
+    """The parts of a Sentinel or cluster URL; None for one that redis-py understands by itself."""
+    scheme, _, kind = url.partition("://")[0].partition("+")
+    if not kind:
+        return None
+    if scheme not in ("redis", "rediss") or kind not in ("sentinel", "cluster"):
+        raise ConfigError(f"{url!r} is not a Redis URL: use redis+sentinel://… or redis+cluster://…")
+    parts = urlsplit(url)
+    account, _, hosts = parts.netloc.rpartition("@")
+    user, _, password = account.partition(":")
+    path = parts.path.strip("/").split("/")
+    default = 26379 if kind == "sentinel" else 6379
+    try:
+        pairs = [node.partition(":") for node in hosts.split(",")]
+        nodes = [(host, int(port or default)) for host, _, port in pairs]
+        db = int(path[1]) if len(path) > 1 else 0
+    except ValueError:
+        raise ConfigError(f"{url!r} is not a Redis URL: ports and the database are numbers") from None
+    if not all(host for host, _ in nodes) or (kind == "sentinel" and not path[0]):
+        raise ConfigError(f"{url!r} is not a Redis URL: it lacks a host or, for Sentinel, /service")
+    options: dict[str, Any] = {
+        "username": unquote(user) or None,
+        "password": unquote(password) or None,
+        "ssl": scheme == "rediss",
+    }
+    if kind == "sentinel":
+        options["db"] = db
+    return _Target(kind, nodes, path[0], options)
+
+
+def check_url(url: str) -> None:
+    """Refuse a URL that cannot be understood, without connecting.
+
+    Raises:
+        ConfigError: the URL cannot be understood.
+    """
+    if _parse(url) is None:
+        connect(url)
+
+
+def connect(url: str) -> Any:
+    """A synchronous client.
+
+    Raises:
+        ConfigError: the URL cannot be understood.
+    """
+    once = redis.retry.Retry(NoBackoff(), 0)
+    target = _parse(url)
+    if target is None:
+        try:
+            return redis.Redis.from_url(url, retry=once, **_TIMEOUTS)  # pyright: ignore[reportUnknownMemberType]
+        except ValueError as error:
+            raise ConfigError(f"{url!r} is not a Redis URL: {error}") from None
+    if target.kind == "sentinel":
+        sentinel = redis.sentinel.Sentinel(target.hosts, sentinel_kwargs=_TIMEOUTS, **_TIMEOUTS)
+        return sentinel.master_for(  # pyright: ignore[reportUnknownMemberType]
+            target.service, retry=once, **target.options
+        )
+    nodes = [redis.cluster.ClusterNode(host, port) for host, port in target.hosts]
+    return redis.cluster.RedisCluster(startup_nodes=nodes, retry=once, **target.options, **_TIMEOUTS)
+
+
+def connect_async(url: str) -> Any:
+    """An asynchronous client; it connects when first used.
+
+    Raises:
+        ConfigError: the URL cannot be understood.
+    """
+    once = redis.asyncio.retry.Retry(NoBackoff(), 0)
+    target = _parse(url)
+    if target is None:
+        try:
+            return redis.asyncio.Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
+                url, retry=once, **_TIMEOUTS
+            )
+        except ValueError as error:
+            raise ConfigError(f"{url!r} is not a Redis URL: {error}") from None
+    if target.kind == "sentinel":
+        sentinel = redis.asyncio.sentinel.Sentinel(target.hosts, sentinel_kwargs=_TIMEOUTS, **_TIMEOUTS)
+        return sentinel.master_for(  # pyright: ignore[reportUnknownMemberType]
+            target.service, retry=once, **target.options
+        )
+    nodes = [redis.asyncio.cluster.ClusterNode(host, port) for host, port in target.hosts]
+    return redis.asyncio.cluster.RedisCluster(startup_nodes=nodes, retry=once, **target.options, **_TIMEOUTS)
+
+
+def companions(client: Any) -> list[Any]:
+    """Clients that redis-py made beside ``client`` and that it does not close: those of its Sentinels."""
+    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    return [] if manager is None else manager.sentinels
