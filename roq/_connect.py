@@ -82,26 +82,26 @@ def check_url(url: str) -> None:
         connect(url)
 
 
-def connect(url: str) -> Any:
-    """A synchronous client.
+def connect(url: str, **options: Any) -> Any:
+    """A synchronous client; ``options`` are redis-py's.
 
     Raises:
         ConfigError: the URL cannot be understood.
     """
-    once = redis.retry.Retry(NoBackoff(), 0)
+    options = {"retry": redis.retry.Retry(NoBackoff(), 0)} | _TIMEOUTS | options
     target = _parse(url)
     if target is None:
         try:
-            return redis.Redis.from_url(url, retry=once, **_TIMEOUTS)  # pyright: ignore[reportUnknownMemberType]
+            return redis.Redis.from_url(url, **options)  # pyright: ignore[reportUnknownMemberType]
         except ValueError as error:
             raise ConfigError(f"{url!r} is not a Redis URL: {error}") from None
     if target.kind == "sentinel":
-        sentinel = redis.sentinel.Sentinel(target.hosts, sentinel_kwargs=_TIMEOUTS, **_TIMEOUTS)
+        sentinel = redis.sentinel.Sentinel(target.hosts, sentinel_kwargs=_TIMEOUTS)
         return sentinel.master_for(  # pyright: ignore[reportUnknownMemberType]
-            target.service, retry=once, **target.options
+            target.service, **target.options, **options
         )
     nodes = [redis.cluster.ClusterNode(host, port) for host, port in target.hosts]
-    return redis.cluster.RedisCluster(startup_nodes=nodes, retry=once, **target.options, **_TIMEOUTS)
+    return redis.cluster.RedisCluster(startup_nodes=nodes, **target.options, **options)
 
 
 def connect_async(url: str) -> Any:

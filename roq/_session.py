@@ -20,6 +20,7 @@ from roq.errors import CODES, ConfigError, RoqError, ServerUnavailable, Unsuitab
 
 __all__ = [
     "BLOCK_S",
+    "FAILURES",
     "LANES",
     "LIBRARY_MISSING",
     "Lanes",
@@ -50,7 +51,9 @@ _TRANSIENT = (
     rx.MasterDownError,
     rx.TryAgainError,
     rx.OutOfMemoryError,
+    rx.RedisClusterException,
 )
+FAILURES = (rx.RedisError, rx.RedisClusterException)  # the latter is no RedisError
 LIBRARY_MISSING = "unction not found"  # the start of this text differs between servers
 
 

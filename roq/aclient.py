@@ -10,13 +10,14 @@ from typing import Any, Self, TypeVar
 
 import tenacity
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from roq import _functions, _library
 from roq._connect import companions, connect_async
 from roq._operations import Call, Command, Many, Operation, Operations
 from roq._session import (
     BLOCK_S,
+    FAILURES,
     LANES,
     LIBRARY_MISSING,
     Lanes,
@@ -124,7 +125,7 @@ class AsyncScheduler:
         """Exchange, and again while the failure is one that passes."""
         try:
             return await exchange(what)
-        except RedisError as error:
+        except FAILURES as error:
             if not is_transient(error):
                 raise
         return await tenacity.AsyncRetrying(**self._policy())(exchange, what)
@@ -149,7 +150,7 @@ class AsyncScheduler:
                     answer = await self._send(operation.send(answer))
             except StopIteration as done:
                 return done.value
-            except RedisError as error:
+            except FAILURES as error:
                 raise translate(error, self.url) from error
 
     async def _run(self, operation: Operation[T]) -> T:
@@ -203,7 +204,7 @@ class AsyncScheduler:
                 if await self._persist(self._exchange, read):
                     newest = ("HGET", keys["state"], field)
                     return int(await self._persist(self._exchange, newest))
-        except RedisError as error:
+        except FAILURES as error:
             raise translate(error, self.url) from error
         return signal
 

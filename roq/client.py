@@ -16,6 +16,7 @@ from roq._connect import check_url, companions, connect
 from roq._operations import Call, Command, Many, Operation, Operations
 from roq._session import (
     BLOCK_S,
+    FAILURES,
     LANES,
     LIBRARY_MISSING,
     Lanes,
@@ -148,7 +149,7 @@ class Scheduler:
         """Exchange, and again while the failure is one that passes."""
         try:
             return exchange(what)
-        except redis.RedisError as error:
+        except FAILURES as error:
             if not is_transient(error):
                 raise
         return tenacity.Retrying(**self._policy())(exchange, what)
@@ -172,7 +173,7 @@ class Scheduler:
                     answer = self._send(operation.send(answer))
             except StopIteration as done:
                 return done.value
-            except redis.RedisError as error:
+            except FAILURES as error:
                 raise translate(error, self.url) from error
             finally:
                 self.stats.seconds += time.perf_counter() - started
@@ -241,7 +242,7 @@ class Scheduler:
                 if self._persist(self._exchange, read):
                     newest = ("HGET", keys["state"], field)
                     return int(self._persist(self._exchange, newest))
-        except redis.RedisError as error:
+        except FAILURES as error:
             raise translate(error, self.url) from error
         return signal
 

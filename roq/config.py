@@ -48,6 +48,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         stuck_timeout_s: drop the nearest buffer's unfinished groups after waiting so long; None never.
         max_inflight: cap on trajectories leased out at once over all workers.
         max_payload_bytes: admission stops while this much trajectory data is in Redis.
+        max_trajectory_bytes: a larger trajectory or prefix is refused.
         event_log: transitions kept in the run's event stream.
     """
 
@@ -66,6 +67,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     stuck_timeout_s: Seconds | None = None
     max_inflight: Positive | None = None
     max_payload_bytes: Positive | None = None
+    max_trajectory_bytes: Annotated[int, Meta(ge=1024, le=512 << 20)] = 64 << 20
     event_log: Annotated[int, Meta(ge=100)] = 100_000
 
     def __post_init__(self) -> None:

@@ -7,49 +7,52 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-import redis
 from redis import exceptions
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from redis.cluster import RedisCluster
 
+from roq._connect import companions, connect
 from roq.errors import ConfigError, ServerUnavailable, UnsuitableServer
 
 __all__ = ["OLDEST", "check_server", "masked", "ping", "server_rss", "wait_for_server"]
 
+# The server does not answer now. (A cluster's clients report it with a class of their own.)
+AWAY = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.RedisClusterException)
+
 OLDEST = {"redis": (7, 0), "valkey": (7, 2)}
 
 
-def _connect(url: str, timeout_s: float = 3.0) -> redis.Redis:
-    """A connection that fails at once instead of retrying.
+@contextmanager
+def _connected(url: str, timeout_s: float = 3.0) -> Generator[Any]:
+    """A client that fails at once instead of retrying; in a cluster, of its first master.
 
     Raises:
         ConfigError: the URL itself is wrong.
     """
+    client = connect(url, decode_responses=True, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
     try:
-        return redis.Redis.from_url(
-            url,
-            decode_responses=True,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-        )
-    except ValueError as error:
-        raise ConfigError(f"the server URL {masked(url)!r} cannot be used: {error}") from None
+        if isinstance(client, RedisCluster):
+            yield client.get_redis_connection(client.get_primaries()[0])
+        else:
+            yield client
+    finally:
+        for one in (client, *companions(client)):
+            one.close()
 
 
 def ping(url: str) -> Literal["ready", "loading", "away"]:
     """Whether the server answers; "loading" while it reads its data back."""
-    with _connect(url, timeout_s=1.0) as client:
-        try:
+    try:
+        with _connected(url, timeout_s=1.0) as client:
             client.ping()
-        except exceptions.BusyLoadingError:
-            return "loading"
-        except (exceptions.ConnectionError, exceptions.TimeoutError):
-            return "away"
+    except exceptions.BusyLoadingError:
+        return "loading"
+    except AWAY:
+        return "away"
     return "ready"
 
 
@@ -70,28 +73,28 @@ def wait_for_server(url: str, timeout_s: float = 60.0, say: Callable[[str], None
         ServerUnavailable: it stayed away for ``timeout_s``.
     """
     begun, told = time.monotonic(), 0.0
-    with _connect(url) as client:
-        while True:
-            try:
+    while True:
+        try:
+            with _connected(url) as client:
                 client.ping()
-            except exceptions.AuthenticationError as error:
+        except exceptions.AuthenticationError as error:
+            raise ConfigError(f"the server at {masked(url)} refuses the login: {error}") from None
+        except exceptions.ResponseError as error:
+            if "NOAUTH" in str(error) or "WRONGPASS" in str(error):
                 raise ConfigError(f"the server at {masked(url)} refuses the login: {error}") from None
-            except exceptions.ResponseError as error:
-                if "NOAUTH" in str(error) or "WRONGPASS" in str(error):
-                    raise ConfigError(f"the server at {masked(url)} refuses the login: {error}") from None
-                reason = str(error)
-            except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-                reason = str(error)
-            else:
-                return
-            waited = time.monotonic() - begun
-            if waited >= timeout_s:
-                away = f"no server at {masked(url)} after {timeout_s:.0f} s ({reason})"
-                raise ServerUnavailable(f"{away}; start it, or correct the URL")
-            if waited >= told:
-                told += 10.0
-                say(f"waiting for the server at {masked(url)}, {timeout_s - waited:.0f} s more ({reason})")
-            time.sleep(0.2)
+            reason = str(error)
+        except AWAY as error:
+            reason = str(error)
+        else:
+            return
+        waited = time.monotonic() - begun
+        if waited >= timeout_s:
+            away = f"no server at {masked(url)} after {timeout_s:.0f} s ({reason})"
+            raise ServerUnavailable(f"{away}; start it, or correct the URL")
+        if waited >= told:
+            told += 10.0
+            say(f"waiting for the server at {masked(url)}, {timeout_s - waited:.0f} s more ({reason})")
+        time.sleep(0.2)
 
 
 def check_server(url: str) -> list[str]:
@@ -102,12 +105,12 @@ def check_server(url: str) -> list[str]:
         ServerUnavailable: it does not answer (see :func:`wait_for_server`).
     """
     where = f"the server at {masked(url)}"
-    with _connect(url) as client:
+    with _connected(url) as client:
         try:
             info: dict[str, object] = client.info()
             appendfsync = _setting(client, "appendfsync")
             policy = info.get("maxmemory_policy") or _setting(client, "maxmemory-policy")
-        except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
+        except AWAY as error:
             raise ServerUnavailable(f"{where} does not answer: {error}") from None
     kind = "valkey" if "valkey_version" in info else "redis"
     version = str(info[f"{kind}_version"])
@@ -141,14 +144,14 @@ def check_server(url: str) -> list[str]:
 
 def server_rss(url: str) -> int | None:
     """The server's resident memory in bytes; None when it does not answer."""
-    with _connect(url, timeout_s=1.0) as client:
+    with _connected(url, timeout_s=1.0) as client:
         try:
             return int(client.info("memory")["used_memory_rss"])
         except (exceptions.RedisError, KeyError):
             return None
 
 
-def _setting(client: redis.Redis, name: str) -> str | None:
+def _setting(client: Any, name: str) -> str | None:
     """A configuration value; None where the server (a managed one) does not show it."""
     try:
         return client.config_get(name).get(name)

@@ -15,7 +15,7 @@ Reply:
   ready     the buffer that became READY by it
 Refusals:
   ROQ_FENCED   the claim was superseded; drop the work
-  ROQ_INVALID  a segment older than the claim or newer than what is published
+  ROQ_INVALID  a segment older than the claim or newer than what is published; too much data
 Events: complete, occupy, filtered, discarded
 ]]
 local HOPELESS = 64 -- reservations cancelled in one call
@@ -104,6 +104,7 @@ transition.define({
       return standing(run, record)
     end
     groups.running(record, args.member, args.token, args.worker)
+    groups.check_size(run, args.payload)
     if args.oldest < member.v or args.newest > run.state.version then
       refuse.with(
         "INVALID",

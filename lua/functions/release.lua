@@ -30,6 +30,7 @@ transition.define({
   apply = function(run, args)
     local record = groups.read(run, args.group)
     local member = groups.running(record, args.member, args.token, args.worker)
+    groups.check_size(run, args.prefix)
     local failed = args.failed == 1
     if args.prefix ~= "" and not failed then
       redis.call("HSET", run.key.prefixes, text.member(args.group, args.member), args.prefix)

@@ -15,6 +15,7 @@ transition.define({
   apply = function(run, args)
     local record = groups.read(run, args.group)
     local member = groups.running(record, args.member, args.token, args.worker)
+    groups.check_size(run, args.prefix)
     redis.call("HSET", run.key.prefixes, text.member(args.group, args.member), args.prefix)
     if not member.prefix then
       member.prefix = true

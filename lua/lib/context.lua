@@ -47,6 +47,7 @@ local config_fields = {
   "stuck_timeout_ms",
   "max_inflight",
   "max_payload_bytes",
+  "max_trajectory_bytes",
   "event_log",
 }
 

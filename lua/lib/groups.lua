@@ -103,6 +103,18 @@ local function unclaim(run, record, m)
   redis.call("ZREM", run.key.claims, record.members[m].worker .. " " .. text.member(record.group, m))
 end
 
+-- Refuse data above the size limit.
+function M.check_size(run, data)
+  if #data > run.config.max_trajectory_bytes then
+    refuse.with(
+      "INVALID",
+      "%d bytes are more than max_trajectory_bytes = %d allows; shorten the responses or raise it in a new run",
+      #data,
+      run.config.max_trajectory_bytes
+    )
+  end
+end
+
 -- Keep a finished trajectory.
 function M.finish(run, record, args)
   local member, name = record.members[args.member], text.member(record.group, args.member)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from roq import AsyncScheduler, RunConfig, Scheduler
+from roq import AsyncScheduler, RunConfig, Scheduler, ServerUnavailable
+from roq.server_checks import check_server, server_rss, wait_for_server
 from tests.conftest import server_binary
 from tests.protocol.play import trajectory
 
@@ -228,3 +229,21 @@ async def test_cluster_failover_of_the_async_client(cluster: tuple[str, Fleet]) 
         done = await sched.complete_many([(claim, trajectory()) for claim in held])
         assert len(done) == 3
         assert await sched.verify() == []
+
+
+def test_checks_of_a_deployment(sentinel: tuple[str, Fleet, int]) -> None:
+    url, _, _ = sentinel
+    wait_for_server(url, 5)
+    assert any("appendfsync" in warning for warning in check_server(url))
+    assert (server_rss(url) or 0) > 0
+
+
+def test_checks_of_a_cluster(cluster: tuple[str, Fleet]) -> None:
+    url, fleet = cluster
+    wait_for_server(url, 5)
+    assert any("appendfsync" in warning for warning in check_server(url))
+    fleet.end()
+    with pytest.raises(ServerUnavailable):
+        wait_for_server(url, 0.5)
+    with Scheduler(url, "test", retry_s=0.5) as sched, pytest.raises(ServerUnavailable):
+        sched.status()

@@ -221,6 +221,35 @@ def test_versions_that_cannot_be(sched: Scheduler, segment: int) -> None:
     assert sched.verify() == []
 
 
+def test_data_above_the_limit(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=4, max_trajectory_bytes=1024))
+    claim = claim_of(sched)
+    large = Prefix([1] * 500, [-1.0] * 500, [(0, 500)])
+    calls = (
+        lambda: sched.complete(claim, trajectory(tokens=500)),
+        lambda: sched.save_prefix(claim, large),
+        lambda: sched.release(claim, large),
+    )
+    for call in calls:
+        with pytest.raises(Invalid, match="max_trajectory_bytes"):
+            call()
+    assert sched.complete(claim, trajectory()).status == "occupied"
+    assert sched.verify() == []
+
+
+def test_tokens_from_the_future_and_members_completed_twice(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=4, group_size=2))
+    claim = claim_of(sched)
+    with pytest.raises(Fenced):
+        sched.complete(msgspec.structs.replace(claim, token=claim.token + 100), trajectory())
+    assert sched.complete(claim, trajectory(reward=0.25)).status == "open"
+    assert sched.complete(claim, trajectory(reward=0.75)).status == "open"  # the first one counts
+    assert sched.status().payload_bytes < 200
+    with pytest.raises(Fenced, match="already complete"):
+        sched.release(claim)
+    assert sched.verify() == []
+
+
 def test_workers_with_names_that_begin_alike(sched: Scheduler) -> None:
     sched.create(CONFIG)
     for worker in ("w1", "w10", "w1.", "w1-a"):
