@@ -88,17 +88,10 @@ class _TakeReply(msgspec.Struct):
     groups: list[_GroupRecord] = []
 
 
-class _ReservationReply(msgspec.Struct):
-    group: int
-    member: int
-    token: int
-    ordinal: int
-    v_traj: int
-    buffer: int
-    slot: int
-    attempt: int
-    worker: str
-    prefix: bool = False
+class _ReservationReply(Reservation, frozen=True, kw_only=True):
+    """A reservation as the library tells it: whether there is a prefix, not the prefix itself."""
+
+    prefix: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class _GrantReply(msgspec.Struct):
@@ -247,18 +240,7 @@ class Operations:
                 if data is not None
             }
         reservations = [
-            Reservation(
-                group=r.group,
-                member=r.member,
-                token=r.token,
-                ordinal=r.ordinal,
-                v_traj=r.v_traj,
-                buffer=r.buffer,
-                slot=r.slot,
-                attempt=r.attempt,
-                worker=r.worker,
-                prefix=prefixes.get((r.group, r.member)),
-            )
+            Reservation(**msgspec.structs.asdict(r) | {"prefix": prefixes.get((r.group, r.member))})
             for r in reply.reservations
         ]
         return Grant(

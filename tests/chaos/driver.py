@@ -29,7 +29,7 @@ __all__ = ["Outcome", "chaos"]
 
 WORKERS = 6
 RUN = "chaos"
-CONFIG = RunConfig(eta=2, batch_size=8, group_size=2, lease_s=LEASE_S, max_attempts=8, event_log=50_000_000)
+CONFIG = RunConfig(eta=2, batch_size=16, group_size=2, lease_s=LEASE_S, max_attempts=8, event_log=50_000_000)
 
 
 class Outcome(msgspec.Struct):
@@ -141,7 +141,14 @@ class _Cast:
             self.trainer = self.spawn("trainer", str(self.folder))
             time.sleep(1.5)
             old.send_signal(signal.SIGCONT)
-            old.wait(20)  # fenced, so it ends by itself
+            deadline = time.monotonic() + 30
+            while old.poll() is None:  # fenced, so it ends by itself
+                self.keep_up()
+                if time.monotonic() > deadline:
+                    self.problems.append(f"a superseded trainer goes on: {self.names[old.pid].read_text()}")
+                    old.kill()
+                    break
+                time.sleep(0.05)
 
     def kill_server(self) -> None:
         self.server.kill()

@@ -17,7 +17,7 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
     assert outcome.kills >= 10
     assert outcome.steps > 0
     assert outcome.reissued > 0
-    assert outcome.fates["trained"] == outcome.steps * 8
+    assert outcome.fates["trained"] == outcome.steps * 16
     assert max(outcome.staleness) <= 2
     assert outcome.detection_s
     # The median is what the protocol decides; single kills meet a server that is down, or a starved machine.

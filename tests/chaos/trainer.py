@@ -29,7 +29,7 @@ def newest_checkpoint(folder: Path) -> tuple[int, str]:
 
 def write(path: Path, text: str) -> None:
     """A file is complete or not there."""
-    draft = path.with_suffix(".tmp")
+    draft = path.with_suffix(f".tmp-{os.getpid()}")  # a frozen predecessor may be writing it too
     with draft.open("w") as file:
         file.write(text)
         file.flush()
