@@ -209,6 +209,8 @@ def warm_up(
         optimizer.zero_grad()
         loss_mean = loss.item() if step == 0 else 0.95 * loss_mean + 0.05 * loss.item()
         bar.update(task, advance=1, loss=f"loss {loss_mean:.3f}")
+        if not bar.console.is_terminal and (step + 1) % max(1, steps // 10) == 0:
+            bar.console.print(f"warm-up {step + 1}/{steps}, loss {loss_mean:.3f}")
     return loss_mean
 
 

@@ -178,7 +178,7 @@ class Operations:
 
     def _ask(self, function: f.Function, reply: type[T], *values: object) -> Operation[T]:
         answer = yield _call(function, *values)
-        return msgspec.json.decode(answer, type=reply)
+        return msgspec.json.decode(answer, type=reply, strict=False)  # rewards are numbers kept as text
 
     # -- the run ------------------------------------------------------------------------------------
 
@@ -239,10 +239,11 @@ class Operations:
                 for r, data in zip(kept, saved, strict=True)
                 if data is not None
             }
-        reservations = [
-            Reservation(**msgspec.structs.asdict(r) | {"prefix": prefixes.get((r.group, r.member))})
-            for r in reply.reservations
-        ]
+        reservations: list[Reservation] = []
+        for claim in reply.reservations:
+            fields: dict[str, Any] = msgspec.structs.asdict(claim)
+            fields["prefix"] = prefixes.get((claim.group, claim.member))
+            reservations.append(Reservation(**fields))
         return Grant(
             reservations=reservations,
             refused=reply.refused,

@@ -42,14 +42,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         epochs: passes over the data set; None repeats it for ever.
         total_steps: end the run after so many updates; None means no such end.
         lease_s: a worker that is silent for so long loses its claims.
-        max_attempts: issues of one member before its prompt is dead-lettered.
+        max_attempts: failed attempts at one member (its reward or engine failed, or its worker died; a
+            hand-back is none) before its prompt is dead-lettered; also drops of one prompt.
         on_drop: what happens to a dropped prompt.
         filter_zero_variance: drop finished groups whose rewards are all equal (dynamic sampling).
         stuck_timeout_s: drop the nearest buffer's unfinished groups after waiting so long; None never.
         max_inflight: cap on trajectories leased out at once over all workers.
         max_payload_bytes: admission stops while this much trajectory data is in Redis.
         max_trajectory_bytes: a larger trajectory or prefix is refused.
-        event_log: transitions kept in the run's event stream.
+        event_log: events kept in the run's stream; ``roq audit`` needs all of a run's.
     """
 
     eta: NonNegative

@@ -38,6 +38,7 @@ __all__ = [
 
 OCCUPIED, RESERVED, EMPTY = "■", "▨", "·"
 SILENCE_S = 20.0  # the plain display says what is waited for after so long without a line
+RECENT_ERROR_S = 60.0  # a worker's error stands in place of what it does for so long
 RATE_WINDOW_S = 15.0  # tokens per second are those of the last so many seconds
 
 
@@ -380,7 +381,7 @@ def _workers(view: View) -> RenderableType:
         lease = f"{worker.lease_left_s:.0f} s" if worker.lease_left_s > 0 else "expired"
         version = "?" if worker.version is None else str(worker.version)
         doing = Text(str(worker_info(worker).get("doing", "")), style="dim")
-        if worker.error:
+        if worker.error and (worker.error_age_s or 0.0) < RECENT_ERROR_S:
             doing = Text(worker.error.splitlines()[0][:60], style="red")
         table.add_row(worker.worker, version, str(worker.claims), f"{speed:,.0f}", lease, doing)
     if len(view.status.workers) > 1:

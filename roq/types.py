@@ -26,7 +26,6 @@ __all__ = [
     "Removal",
     "Renewal",
     "Reservation",
-    "SlotStatus",
     "Status",
     "WaitingSlot",
     "WeightsRef",
@@ -173,15 +172,6 @@ class WeightsRef(msgspec.Struct, frozen=True, kw_only=True):
     location: str
 
 
-class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A filled slot."""
-
-    buffer: int
-    slot: int
-    state: Literal["reserved", "occupied"]
-    group: int
-
-
 class BufferStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One buffer of the window: counts of its slots and its state."""
 
@@ -195,7 +185,8 @@ class BufferStatus(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: the version it has loaded, its claims, and when its lease runs out.
 
-    ``info`` is what the worker last said of itself (JSON text), ``error`` its last failure.
+    ``info`` is what the worker last said of itself (JSON text), ``error`` its last failed attempt and
+    ``error_age_s`` how long ago that was.
     """
 
     worker: str
@@ -205,6 +196,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float = 0.0
     info: str = ""
     error: str = ""
+    error_age_s: float | None = None
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,7 +234,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     ``window_end`` is the last buffer that the newest weights may reserve in; ``training`` the version
     being trained, None while the trainer waits; ``inflight`` the trajectories leased out; ``pending``
-    the members waiting to be issued again; ``payload_bytes`` the trajectory data now in Redis.
+    the members waiting to be issued; ``payload_bytes`` the trajectory data now in Redis.
     """
 
     run: str = ""

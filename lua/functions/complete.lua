@@ -128,7 +128,7 @@ transition.define({
       "tokens",
       args.tokens,
       "reward",
-      tostring(args.reward),
+      args.reward,
     })
     if run.config.max_inflight then
       events.signal(run, "inflight")

@@ -12,7 +12,10 @@ transition.define({
   arguments = { "paused:integer" },
   frees = true,
   apply = function(run, args)
-    local paused = args.paused == 1 and 1 or 0
+    local paused = args.paused
+    if paused > 1 then
+      refuse.with("INVALID", "paused must be 1 (stop) or 0 (resume), not %d", paused)
+    end
     if paused ~= run.state.paused then
       context.set(run, "paused", paused)
       events.log(run, paused == 1 and "paused" or "resumed", {})

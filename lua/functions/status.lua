@@ -90,6 +90,7 @@ local function worker_list(run)
       since_s = seconds(run.now - record.since),
       info = record.info,
       error = record.error,
+      error_age_s = record.error_at and seconds(run.now - record.error_at),
     }
   end
   return out

@@ -12,7 +12,7 @@ Refusals:
   ROQ_FENCED      another trainer has taken over
   ROQ_ENDED       all steps are trained, or the prompts cannot fill another batch
   ROQ_STATE_LOST  the trainer is ahead of the published version, or the batch was freed already
-Events: take, and those of dropped groups
+Events: take, trainer_joined, ended, and those of dropped groups and expired leases
 ]]
 local STUCK = 16 -- groups dropped by the stuck timeout in one call
 local LEFTOVER = 64 -- Reserved groups looked at in one go when a buffer is taken
@@ -69,9 +69,7 @@ end
 -- Drop the Reserved groups of a buffer that has been STUCK for too long while the trainer waits.
 local function drop_stuck(run, buffer)
   if not run.config.stuck_timeout_ms or placement.buffer_state(run, buffer) ~= "STUCK" then
-    if run.state.stuck_since then
-      redis.call("HDEL", run.key.state, "stuck_since")
-    end
+    context.set(run, "stuck_since", "")
     return
   end
   if not run.state.stuck_since then
@@ -146,7 +144,7 @@ transition.define({
     ids = slots.empty_buffer(run, buffer)
     redis.call("HSET", run.key.batches, text.int(buffer), table.concat(ids, " "))
     context.set(run, "frontier", buffer + 1)
-    redis.call("HDEL", run.key.state, "stuck_since")
+    context.set(run, "stuck_since", "")
     events.log(run, "take", { "version", buffer, "trainer", args.trainer, "groups", table.concat(ids, " ") })
     return batch_reply(run, buffer, ids)
   end,

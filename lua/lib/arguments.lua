@@ -24,10 +24,11 @@ local kinds = {
   optional = function(value)
     return value == "" and -1 or whole(value)
   end,
+  -- A finite number, kept as text: cjson would cut it to 14 digits. Equal numbers give equal texts.
   float = function(value)
     local number = tonumber(value)
     if number and number == number and math.abs(number) ~= math.huge then
-      return number
+      return string.format("%.17g", number)
     end
   end,
   -- A worker, trainer or client: part of members of sorted sets, so no blanks.

@@ -76,7 +76,8 @@ local state_fields = {
 local function numbers(fields, values)
   local out = {}
   for i, field in ipairs(fields) do
-    out[field] = tonumber(values[i]) or values[i] or nil
+    local value = values[i] ~= "" and values[i] or nil
+    out[field] = tonumber(value) or value
   end
   return out
 end
@@ -124,7 +125,7 @@ function M.open(keys)
   }
 end
 
--- Change a field of the state; written once, by `commit`.
+-- Change a field of the state; written once, by `commit`. An empty text stands for none.
 function M.set(run, field, value)
   run.state[field] = value
   run.changed[field] = value

@@ -4,7 +4,8 @@
 --   { group, ordinal, v, since, drops, members = [ { state, token, v, attempt, failures, … } ] }
 --
 -- Member states: pending (to be issued), leased (worker, v), complete (v, reward, tokens, bytes) and
--- cancelled (a candidate that was not needed). `v` is the oldest weights version of the member's parts.
+-- cancelled (a candidate that was not needed). `v` is the oldest weights version of the member's parts;
+-- `reward` is text, so that it keeps all its digits.
 
 local M = {}
 
@@ -98,7 +99,7 @@ function M.issue(run, record, m, worker, version)
   redis.call("ZADD", run.key.claims, "0", worker .. " " .. text.member(record.group, m))
 end
 
--- Give a leased member up: it may no longer be completed under its token.
+-- Take a leased member off its worker's claims.
 local function unclaim(run, record, m)
   redis.call("ZREM", run.key.claims, record.members[m].worker .. " " .. text.member(record.group, m))
 end
@@ -228,8 +229,8 @@ function M.retire(run, record, fate, reason)
   return outcome
 end
 
--- A failed member whose attempts are used up takes its group to the dead letters.
-function M.exhausted(run, record, m)
+-- Whether a member has failed as often as it may.
+function M.given_up(run, record, m)
   return record.members[m].failures >= run.config.max_attempts
 end
 

@@ -25,7 +25,6 @@ local function close_hole(run, buffer, slot)
     slots.move(run, "reserved", group, slots.version_of(run, group), buffer, first, buffer, slot)
   end
 end
-M.close_hole = close_hole
 
 -- The earliest legal buffer that still needs an Occupied group and satisfies `fits`; nil when there is none.
 local function earliest_needing(run, first, v_traj, fits)

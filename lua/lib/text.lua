@@ -14,8 +14,8 @@ function M.json(object)
 end
 
 -- The object in a JSON text.
-function M.object(text)
-  return cjson.decode(text)
+function M.object(json)
+  return cjson.decode(json)
 end
 
 -- An array or nil when it is empty (see above).

@@ -118,7 +118,7 @@ M.remove = remove
 -- Make one claim of a worker pending again. Returns "pending" or "dead".
 function M.reopen(run, record, m, failed, keep, reason)
   groups.reopen(run, record, m, failed, keep)
-  if failed and groups.exhausted(run, record, m) then
+  if failed and groups.given_up(run, record, m) then
     return groups.retire(run, record, "bury", reason)
   end
   groups.write(run, record)

@@ -37,7 +37,7 @@ def status(target: Target, json_: bool) -> None:
     )
     click.echo(f"prompts: {ledger.issued} issued = {parts}")
     click.echo(
-        f"work: {picture.inflight} trajectories in flight, {picture.pending} to be issued again, "
+        f"work: {picture.inflight} trajectories in flight, {picture.pending} waiting to be issued, "
         f"{picture.payload_bytes / 1e6:.1f} MB of finished data, checkpoint at step {picture.checkpoint}"
     )
     if picture.buffers:
@@ -93,7 +93,9 @@ def _workers(found: list[WorkerStatus]) -> None:
     rows: list[tuple[object, ...]] = []
     for worker in found:
         said = " ".join(f"{key}={value}" for key, value in worker_info(worker).items())
-        error = worker.error.splitlines()[0][:80] if worker.error else ""
+        error = ""
+        if worker.error:
+            error = f"{worker.error.splitlines()[0][:80]} ({clock(worker.error_age_s or 0.0)} ago)"
         lease = f"{worker.lease_left_s:.0f} s" if worker.lease_left_s > 0 else "expired"
         version = "?" if worker.version is None else worker.version
         rows.append((worker.worker, version, worker.claims, lease, clock(worker.since_s), said, error))

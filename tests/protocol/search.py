@@ -117,7 +117,7 @@ def _actions(snapshot: Snapshot) -> Iterator[Action]:
             token = member["token"]
             if member["state"] == "leased":
                 claim = (group, m, token, member["worker"])
-                for reward in (0, 1) if snapshot.config["filter_zero_variance"] == "1" else (1,):
+                for reward in (0, 1 / 3) if snapshot.config["filter_zero_variance"] == "1" else (1,):
                     yield "complete", (*claim, reward, 1, member["v"], member["v"], b"payload")
                 yield "release", (*claim, 0, "detach", b"")
                 yield "release", (*claim, 0, "detach", b"prefix")
@@ -165,7 +165,7 @@ def _canonical(snapshot: Snapshot) -> Any:
                         m.get("v", -1),
                         m["failures"],
                         m.get("prefix", False),
-                        m.get("reward", -1),
+                        m.get("reward", ""),
                     )
                     for m in record["members"]
                 ),

@@ -92,7 +92,7 @@ class Machine(RuleBasedStateMachine):
         self.claims += grant.reservations
 
     @precondition(lambda self: self.claims)
-    @rule(data=st.data(), reward=st.sampled_from([0.0, 1.0]), again=st.booleans())
+    @rule(data=st.data(), reward=st.sampled_from([0.0, 1.0, 1 / 3, 0.1 + 0.2]), again=st.booleans())
     def complete(self, data: st.DataObject, reward: float, again: bool) -> None:
         claim = data.draw(st.sampled_from(self.claims))
         group, member = self.held(claim)
@@ -158,6 +158,9 @@ class Machine(RuleBasedStateMachine):
         if batch is not None:
             assert all(g.staleness <= self.model.config.eta for g in batch.groups)
             assert all(len(g.members) == self.model.config.group_size for g in batch.groups)
+            payloads = self.sched.payloads(batch.groups)
+            for group, members in zip(batch.groups, payloads, strict=True):
+                assert [m.reward for m in group.members] == [t.reward for t in members]
         self.sort_claims()
 
     @precondition(lambda self: self.model.frontier > self.model.version)

@@ -125,6 +125,19 @@ def test_zero_variance_groups_are_filtered(sched: Scheduler) -> None:
     assert run.admit(0, 2).startswith("E")  # the place is free at once
 
 
+@pytest.mark.parametrize("reward", [0.5, 1 / 3, 0.1 + 0.2, 1e-300, -2.0 / 3, 123456789.123456789])
+def test_equal_rewards_are_equal_whatever_their_digits(sched: Scheduler, reward: float) -> None:
+    run = Named(
+        sched, RunConfig(eta=1, batch_size=1, group_size=3, filter_zero_variance=True, max_attempts=1)
+    )
+    run.admit(0, 6)
+    assert run.complete("A", (reward,) * 3).status == "filtered"
+    assert run.complete("B", (reward, reward, reward + abs(reward) * 1e-15)).status == "occupied"
+    batch = sched.take("t0")
+    assert batch is not None
+    assert batch.groups[0].members[0].reward == reward
+
+
 def test_group_oversampling_cancels_the_rest(sched: Scheduler) -> None:
     """7.5: the first G members make the group."""
     run = Named(sched, RunConfig(eta=1, batch_size=2, group_size=2, group_candidates=4))

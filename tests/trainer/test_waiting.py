@@ -74,7 +74,7 @@ def test_hands_over_the_batch_or_the_end_or_the_stop() -> None:
 def test_describes_slots_owners_and_ages() -> None:
     assert describe(Script().picture, 3, 8) == (
         "batch 3: 5 of 8 groups done, 2 in the making, 1 slots empty (PENDING); "
-        "slot 3.7 (group 41) with w0, w1 for 12 s, 1 trajectories to be issued again; 1 live workers"
+        "slot 3.7 (group 41) with w0, w1 for 12 s, 1 trajectories waiting to be issued; 1 live workers"
     )
 
 

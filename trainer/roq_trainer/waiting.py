@@ -137,7 +137,7 @@ def describe(status: Status, version: int, batch_size: int) -> str:
         )
     for slot in status.waiting[:8]:
         whose = ", ".join(slot.owners) or "nobody yet"
-        pending = f", {slot.pending} trajectories to be issued again" if slot.pending else ""
+        pending = f", {slot.pending} trajectories waiting to be issued" if slot.pending else ""
         where = f"slot {slot.buffer}.{slot.slot} (group {slot.group})"
         parts.append(f"{where} with {whose} for {slot.age_s:.0f} s{pending}")
     if len(status.waiting) > 8:

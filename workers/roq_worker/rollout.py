@@ -182,7 +182,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
                 if newest.version > engine.version:
                     counters.swap_s += await engine.swap(newest.location, newest.version)
                     counters.swaps += 1
-                trouble, shown = "", shown | {"version": engine.version}
+                trouble, shown = "", shown | {"doing": "generating", "version": engine.version}
                 beat.renew_now()  # ends the pin on the old version
                 return
             except (WeightsError, UnknownWeights) as error:

@@ -1,0 +1,46 @@
+"""The documentation's commands and snippets do what they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import Server
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_readmes_snippet_runs(server: Server) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    code = snippet.replace("redis://localhost:6379", server.url)
+    assert code != snippet
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "occupied 0 1"
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0]"
+
+
+def test_torchrun_is_kept_from_reading_our_options() -> None:
+    """Without ``--`` it takes ``--run`` for an abbreviation of its own."""
+    seen = 0
+    for path in (
+        *ROOT.glob("*.md"),
+        *(p for d in ("docs", "examples", "trainer", "workers") for p in (ROOT / d).rglob("*")),
+    ):
+        if path.suffix in (".md", ".toml", ".py"):
+            for command in re.findall(r"torchrun[^`]*?roq_trainer", path.read_text(), re.DOTALL):
+                if len(command) < 200 and "--nproc" in command:
+                    seen += 1
+                    assert "-m -- roq_trainer" in command, (path, command)
+    assert seen >= 3
+
+
+def test_links_lead_somewhere() -> None:
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")):
+        for link in re.findall(r"\]\(([^)#]+)", path.read_text()):
+            if "://" not in link:
+                assert (path.parent / link).exists(), (path, link)
