@@ -11,7 +11,7 @@ Append ``s`` to ``redis`` for TLS. Retrying is the caller's: the clients made he
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import msgspec
 import redis
@@ -26,7 +26,7 @@ from redis.backoff import NoBackoff
 
 from roq.errors import ConfigError
 
-__all__ = ["check_url", "companions", "connect", "connect_async"]
+__all__ = ["check_url", "companions", "connect", "connect_async", "masked"]
 
 SOCKET_TIMEOUT_S = 5.0
 _TIMEOUTS: dict[str, Any] = {
@@ -48,7 +48,7 @@ def _parse(url: str) -> _Target | None:
     if not kind:
         return None
     if scheme not in ("redis", "rediss") or kind not in ("sentinel", "cluster"):
-        raise ConfigError(f"{url!r} is not a Redis URL: use redis+sentinel://… or redis+cluster://…")
+        raise ConfigError(f"{masked(url)!r} is not a Redis URL: use redis+sentinel://… or redis+cluster://…")
     parts = urlsplit(url)
     account, _, hosts = parts.netloc.rpartition("@")
     user, _, password = account.partition(":")
@@ -59,9 +59,9 @@ def _parse(url: str) -> _Target | None:
         nodes = [(host, int(port or default)) for host, _, port in pairs]
         db = int(path[1]) if len(path) > 1 else 0
     except ValueError:
-        raise ConfigError(f"{url!r} is not a Redis URL: ports and the database are numbers") from None
+        raise ConfigError(f"{masked(url)!r} is not a Redis URL: ports and the database are numbers") from None
     if not all(host for host, _ in nodes) or (kind == "sentinel" and not path[0]):
-        raise ConfigError(f"{url!r} is not a Redis URL: it lacks a host or, for Sentinel, /service")
+        raise ConfigError(f"{masked(url)!r} is not a Redis URL: it lacks a host or, for Sentinel, /service")
     options: dict[str, Any] = {
         "username": unquote(user) or None,
         "password": unquote(password) or None,
@@ -70,6 +70,18 @@ def _parse(url: str) -> _Target | None:
     if kind == "sentinel":
         options["db"] = db
     return _Target(kind, nodes, path[0], options)
+
+
+def _single(kind: Any, url: str, options: dict[str, Any]) -> Any:
+    """A client of one server, its URL's options checked; replies stay bytes whatever the URL says."""
+    try:
+        client = kind.from_url(url, **options)
+        pool = client.connection_pool
+        pool.connection_kwargs["decode_responses"] = options.get("decode_responses", False)
+        pool.connection_class(**pool.connection_kwargs)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{masked(url)!r} is not a Redis URL: {error}") from None
+    return client
 
 
 def check_url(url: str) -> None:
@@ -91,10 +103,7 @@ def connect(url: str, **options: Any) -> Any:
     options = {"retry": redis.retry.Retry(NoBackoff(), 0)} | _TIMEOUTS | options
     target = _parse(url)
     if target is None:
-        try:
-            return redis.Redis.from_url(url, **options)  # pyright: ignore[reportUnknownMemberType]
-        except ValueError as error:
-            raise ConfigError(f"{url!r} is not a Redis URL: {error}") from None
+        return _single(redis.Redis, url, options)
     if target.kind == "sentinel":
         sentinel = redis.sentinel.Sentinel(target.hosts, sentinel_kwargs=_TIMEOUTS)
         return sentinel.master_for(  # pyright: ignore[reportUnknownMemberType]
@@ -113,12 +122,7 @@ def connect_async(url: str) -> Any:
     once = redis.asyncio.retry.Retry(NoBackoff(), 0)
     target = _parse(url)
     if target is None:
-        try:
-            return redis.asyncio.Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
-                url, retry=once, **_TIMEOUTS
-            )
-        except ValueError as error:
-            raise ConfigError(f"{url!r} is not a Redis URL: {error}") from None
+        return _single(redis.asyncio.Redis, url, {"retry": once} | _TIMEOUTS)
     if target.kind == "sentinel":
         sentinel = redis.asyncio.sentinel.Sentinel(target.hosts, sentinel_kwargs=_TIMEOUTS, **_TIMEOUTS)
         return sentinel.master_for(  # pyright: ignore[reportUnknownMemberType]
@@ -132,3 +136,15 @@ def companions(client: Any) -> list[Any]:
     """Clients that redis-py made beside ``client`` and that it does not close: those of its Sentinels."""
     manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
     return [] if manager is None else manager.sentinels
+
+
+def masked(url: str) -> str:
+    """The URL without its password, for messages."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url
+    if parts.password is None:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from roq._keys import keys_of
 from roq._verify import Snapshot, broken_invariants
 from roq.audit import Audit, audit_events
 from roq.config import RunConfig
-from roq.errors import Refused, StateLost, UnknownRun, refusal
+from roq.errors import ConfigError, InvalidTrajectory, Refused, StateLost, UnknownRun, refusal
 from roq.trajectory import Prefix, Trajectory
 from roq.types import (
     Batch,
@@ -41,6 +42,7 @@ T = TypeVar("T")
 _FETCH = 128  # payloads read with one command
 _PAGE = 1000  # events read with one command
 _TOGETHER = 32  # calls sent together
+_REASON = 2000  # characters of a reason or an error
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -139,6 +141,11 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
+def _reason(text: str) -> str:
+    """A reason as it is kept: short, and text that can be encoded."""
+    return text[:_REASON].encode(errors="replace").decode() or "no reason given"
+
+
 def _pairs(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
     if isinstance(flat, Mapping):
         return {key.decode(): value.decode() for key, value in flat.items()}
@@ -185,7 +192,10 @@ class Operations:
     def create(
         self, config: RunConfig, settings: Mapping[str, str] | None, weights: str | None
     ) -> Operation[bool]:
-        fields = config_fields(config) | dict(settings or {})
+        for name, value in (settings or {}).items():
+            if "." not in name or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigError(f"setting {name!r} must have a dot in its name and text as its value")
+        fields = config_fields(config.checked()) | dict(settings or {})
         reply = yield from self._ask(f.CREATE, _Created, json.dumps(fields, sort_keys=True), weights or "")
         return reply.created
 
@@ -228,19 +238,23 @@ class Operations:
     # -- workers ------------------------------------------------------------------------------------
 
     def reserve(self, worker: str, version: int, limit: int) -> Operation[Grant]:
-        reply = yield from self._ask(f.RESERVE, _GrantReply, worker, version, limit)
-        kept = [r for r in reply.reservations if r.prefix]
+        given: list[_ReservationReply] = []
+        while True:  # the library hands out a bounded number per call
+            reply = yield from self._ask(f.RESERVE, _GrantReply, worker, version, limit - len(given))
+            given += reply.reservations
+            if reply.refused or not reply.reservations or len(given) >= limit:
+                break
+        kept = [r for r in given if r.prefix]
         prefixes: dict[tuple[int, int], Prefix] = {}
         if kept:
             names = [f"{r.group}.{r.member}" for r in kept]
             saved = yield Command(("HMGET", self.keys["prefixes"], *names))
-            prefixes = {
-                (r.group, r.member): Prefix.decode(data)
-                for r, data in zip(kept, saved, strict=True)
-                if data is not None
-            }
+            for r, data in zip(kept, saved, strict=True):
+                with suppress(InvalidTrajectory):  # an unreadable prefix is generated anew
+                    if data is not None:
+                        prefixes[r.group, r.member] = Prefix.decode(data)
         reservations: list[Reservation] = []
-        for claim in reply.reservations:
+        for claim in given:
             fields: dict[str, Any] = msgspec.structs.asdict(claim)
             fields["prefix"] = prefixes.get((claim.group, claim.member))
             reservations.append(Reservation(**fields))
@@ -275,7 +289,7 @@ class Operations:
     ) -> Operation[Release]:
         failed = reason == "error"
         kept = prefix.encode() if prefix is not None and len(prefix) > 0 else b""
-        why = error or reason
+        why = _reason(error or reason)
         return self._ask(
             f.RELEASE, Release, claim.group, claim.member, claim.token, claim.worker, failed, why, kept
         )
@@ -299,10 +313,10 @@ class Operations:
         return self._ask(f.PIN, WeightsRef, worker, "" if version is None else version)
 
     def drop(self, group: int, reason: str) -> Operation[Removal]:
-        return self._ask(f.DROP, Removal, group, reason)
+        return self._ask(f.DROP, Removal, group, _reason(reason))
 
     def filter(self, group: int, reason: str) -> Operation[Removal]:
-        return self._ask(f.FILTER, Removal, group, reason)
+        return self._ask(f.FILTER, Removal, group, _reason(reason))
 
     # -- the trainer --------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import uuid
@@ -15,6 +16,7 @@ import tenacity
 from redis import exceptions as rx
 
 from roq import _library
+from roq._connect import masked
 from roq._operations import Call, Command, Operations
 from roq.errors import CODES, ConfigError, RoqError, ServerUnavailable, UnsuitableServer, refusal
 
@@ -53,6 +55,8 @@ _TRANSIENT = (
     rx.OutOfMemoryError,
     rx.RedisClusterException,
 )
+# And by their leading code: a script of somebody else runs too long, the disk is full, replicas are missing.
+_TRANSIENT_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "LOADING ", "OOM ")
 FAILURES = (rx.RedisError, rx.RedisClusterException)  # the latter is no RedisError
 LIBRARY_MISSING = "unction not found"  # the start of this text differs between servers
 
@@ -134,8 +138,12 @@ class Lanes:
     """A client's lanes (lua/lib/replies.lua). A lane is held for one call, retries included."""
 
     def __init__(self) -> None:
-        self.client = uuid.uuid4().hex
         self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self.client = uuid.uuid4().hex
         self._free: list[Lane] = []
         self._made = 0
 
@@ -143,6 +151,8 @@ class Lanes:
     def hold(self, calls: int = 1) -> Generator[list[str]]:
         """Identities of new calls. The caller keeps at most ``LANES`` single calls and a batch in flight."""
         with self._lock:
+            if self._process != os.getpid():  # a fork is another client
+                self._begin()
             lanes = [self._free.pop() for _ in range(min(calls, len(self._free)))]
             while len(lanes) < calls:
                 self._made += 1
@@ -184,11 +194,12 @@ def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed later."""
     if isinstance(error, rx.AuthenticationError | rx.AuthorizationError):
         return False
-    return isinstance(error, _TRANSIENT)
+    return isinstance(error, _TRANSIENT) or str(error).startswith(_TRANSIENT_CODES)
 
 
 def translate(error: Exception, url: str) -> RoqError:
     """The roq error for a redis-py one."""
+    url = masked(url)
     message = str(error)
     if message.partition(" ")[0] in CODES:
         return refusal(message)
@@ -221,7 +232,7 @@ def retry_policy(url: str, retry_s: float | None) -> Policy:
         if elapsed >= next_word:
             next_word = elapsed + 5.0
             error = state.outcome.exception() if state.outcome else None
-            log.warning("waiting for Redis at %s since %.0f s: %s", url, elapsed, error)
+            log.warning("waiting for Redis at %s since %.0f s: %s", masked(url), elapsed, error)
 
     return {
         "retry": tenacity.retry_if_exception(is_transient),

@@ -121,7 +121,7 @@ class _Replay:
         self.fill(number, _place(event["at"]))
 
     def on_reissue(self, event: Event) -> None:
-        self.found.reissued += 1
+        self.found.reissued += len(event["members"].split(","))
         self.on_issue(event)
 
     def on_issue(self, event: Event) -> None:

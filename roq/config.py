@@ -23,7 +23,7 @@ __all__ = ["Data", "Job", "Model", "Reward", "Rollout", "Run", "RunConfig", "Ser
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -53,7 +53,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         event_log: events kept in the run's stream; ``roq audit`` needs all of a run's.
     """
 
-    eta: NonNegative
+    eta: Annotated[int, Meta(ge=0, le=100)]
     batch_size: Annotated[int, Meta(ge=1, le=4096)]
     group_size: Annotated[int, Meta(ge=1, le=256)] = 1
     buffer_slots: Annotated[int, Meta(ge=1, le=8192)] | None = None
@@ -83,6 +83,17 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.filter_zero_variance and self.group_size == 1:
             raise ValueError("filter_zero_variance needs group_size >= 2: one trajectory has no variance")
 
+    def checked(self) -> RunConfig:
+        """This configuration, every value checked: one built in Python is not, until it is used.
+
+        Raises:
+            ConfigError: names the value that cannot be.
+        """
+        try:
+            return msgspec.convert(msgspec.structs.asdict(self), RunConfig)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise ConfigError(_plain(str(error))) from None
+
     @property
     def slots(self) -> int:
         """Slots of a buffer (S)."""
@@ -102,6 +113,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not self.dir or "\0" in self.dir:
+            raise ValueError("dir must name the run's folder")
         if not RUN_NAME.fullmatch(self.name):
             raise ValueError(f"name = {self.name!r} must be letters, digits, '.', '_' or '-', at most 64")
 
@@ -188,7 +201,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workers: Positive = 1
     max_concurrency: Positive = 64
     max_tokens: Positive = 1024
-    temperature: Annotated[float, Meta(gt=0)] = 1.0
+    temperature: Annotated[float, Meta(gt=0, le=100)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: NonNegative = 0
     allow_truncated_sampling: bool = False
@@ -227,14 +240,14 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tensor_parallel: Positive = 1
     pipeline_parallel: Positive = 1
     data_parallel: Positive = 1
-    lr: Annotated[float, Meta(gt=0)] = 1e-6
-    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    lr: Annotated[float, Meta(gt=0, le=10)] = 1e-6
+    weight_decay: Annotated[float, Meta(ge=0, le=10)] = 0.0
     adam_beta1: Fraction = 0.9
     adam_beta2: Fraction = 0.95
-    grad_clip: Annotated[float, Meta(ge=0)] = 1.0
+    grad_clip: Annotated[float, Meta(ge=0, le=1e9)] = 1.0
     clip_low: Fraction = 0.2
-    clip_high: Annotated[float, Meta(ge=0)] = 0.28
-    importance_cap: Annotated[float, Meta(gt=0)] = 2.0
+    clip_high: Annotated[float, Meta(ge=0, le=1e9)] = 0.28
+    importance_cap: Annotated[float, Meta(gt=0, le=1e9)] = 2.0
     normalize_advantage: bool = True
     micro_batch_size: Positive = 8
     max_seq_tokens: Positive = 2048

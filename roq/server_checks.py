@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Literal
-from urllib.parse import urlsplit, urlunsplit
 
 from redis import exceptions
 from redis.cluster import RedisCluster
 
-from roq._connect import companions, connect
+from roq._connect import companions, connect, masked
 from roq.errors import ConfigError, ServerUnavailable, UnsuitableServer
 
 __all__ = ["OLDEST", "check_server", "masked", "ping", "server_rss", "wait_for_server"]
@@ -54,15 +53,6 @@ def ping(url: str) -> Literal["ready", "loading", "away"]:
     except AWAY:
         return "away"
     return "ready"
-
-
-def masked(url: str) -> str:
-    """The URL without its password, for messages."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
 
 
 def wait_for_server(url: str, timeout_s: float = 60.0, say: Callable[[str], None] = lambda _: None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,13 +18,17 @@ from roq.errors import InvalidTrajectory
 __all__ = ["Prefix", "Trajectory"]
 
 _FORMAT = 1
+_LARGEST = 2**53  # the library's numbers are doubles
 
 
 def _int32(name: str, values: Iterable[int]) -> array[int]:
     try:
-        return array("i", values)
+        ids = array("i", values)
     except (TypeError, OverflowError, ValueError) as error:
         raise InvalidTrajectory(f"{name} must be token ids that fit int32: {error}") from None
+    if ids and min(ids) < 0:
+        raise InvalidTrajectory(f"{name} hold {min(ids)}; token ids are not negative")
+    return ids
 
 
 def _float32(name: str, values: Iterable[float]) -> array[float]:
@@ -32,6 +36,19 @@ def _float32(name: str, values: Iterable[float]) -> array[float]:
         return array("f", values)
     except (TypeError, OverflowError, ValueError) as error:
         raise InvalidTrajectory(f"{name} must be floats: {error}") from None
+
+
+class _PrefixFields(msgspec.Struct):
+    format: Literal[1]
+    tokens: bytes
+    logprobs: bytes
+    segments: list[tuple[int, int]]
+
+
+class _TrajectoryFields(_PrefixFields):
+    prompt: bytes
+    reward: float
+    finish_reason: str
 
 
 class Prefix:
@@ -57,7 +74,10 @@ class Prefix:
     ) -> None:
         self.tokens = _int32("tokens", tokens)
         self.logprobs = _float32("logprobs", logprobs)
-        self.segments: list[tuple[int, int]] = [(int(v), int(n)) for v, n in segments]
+        try:
+            self.segments: list[tuple[int, int]] = [(int(v), int(n)) for v, n in segments]
+        except (TypeError, ValueError) as error:
+            raise InvalidTrajectory(f"segments must be (version, count) pairs: {error}") from None
         self._check()
 
     def _check(self) -> None:
@@ -70,8 +90,8 @@ class Prefix:
             raise InvalidTrajectory(
                 f"log-prob {bad} is {self.logprobs[bad]}; log-probs are finite and at most 0"
             )
-        if any(count <= 0 or version < 0 for version, count in self.segments):
-            raise InvalidTrajectory(f"segments {self.segments} hold a negative version or an empty span")
+        if any(count <= 0 or not 0 <= version < _LARGEST for version, count in self.segments):
+            raise InvalidTrajectory(f"segments {self.segments} hold an impossible version or an empty span")
         versions = [version for version, _ in self.segments]
         if versions != sorted(versions):
             raise InvalidTrajectory(f"segment versions {versions} fall; weights versions only rise")
@@ -103,9 +123,16 @@ class Prefix:
 
     @classmethod
     def decode(cls, data: bytes) -> Prefix:
-        """The inverse of :meth:`encode`."""
-        fields = msgspec.msgpack.decode(data)
-        return cls(array("i", fields["tokens"]), array("f", fields["logprobs"]), fields["segments"])
+        """The inverse of :meth:`encode`.
+
+        Raises:
+            InvalidTrajectory: ``data`` is something else.
+        """
+        try:
+            fields = msgspec.msgpack.decode(data, type=_PrefixFields)
+            return cls(array("i", fields.tokens), array("f", fields.logprobs), fields.segments)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise InvalidTrajectory(f"this is no encoded prefix: {error}") from None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -145,7 +172,10 @@ class Trajectory(Prefix):
         finish_reason: str = "stop",
     ) -> None:
         self.prompt = _int32("prompt", prompt)
-        self.reward = float(reward)
+        try:
+            self.reward = float(reward)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidTrajectory(f"the reward must be a number: {error}") from None
         self.finish_reason = finish_reason
         super().__init__(tokens, logprobs, segments)
 
@@ -153,6 +183,8 @@ class Trajectory(Prefix):
         super()._check()
         if not self.prompt:
             raise InvalidTrajectory("the prompt is empty")
+        if not isinstance(self.finish_reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidTrajectory(f"finish_reason is {self.finish_reason!r}; it must be text")
         if not self.tokens:
             raise InvalidTrajectory("the response is empty; release the claim instead of completing it")
         if not math.isfinite(self.reward):
@@ -168,12 +200,15 @@ class Trajectory(Prefix):
     @classmethod
     def decode(cls, data: bytes) -> Trajectory:
         """The inverse of :meth:`encode`."""
-        fields = msgspec.msgpack.decode(data)
-        return cls(
-            prompt=array("i", fields["prompt"]),
-            tokens=array("i", fields["tokens"]),
-            logprobs=array("f", fields["logprobs"]),
-            segments=fields["segments"],
-            reward=fields["reward"],
-            finish_reason=fields["finish_reason"],
-        )
+        try:
+            fields = msgspec.msgpack.decode(data, type=_TrajectoryFields)
+            return cls(
+                prompt=array("i", fields.prompt),
+                tokens=array("i", fields.tokens),
+                logprobs=array("f", fields.logprobs),
+                segments=fields.segments,
+                reward=fields.reward,
+                finish_reason=fields.finish_reason,
+            )
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise InvalidTrajectory(f"this is no encoded trajectory: {error}") from None

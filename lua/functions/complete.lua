@@ -18,8 +18,6 @@ Refusals:
   ROQ_INVALID  a segment older than the claim or newer than what is published; too much data
 Events: complete, occupy, filtered, discarded
 ]]
-local HOPELESS = 64 -- reservations cancelled in one call
-
 -- The answer for a group whose members are all in: where it is.
 local function standing(run, record)
   local kind, buffer, slot = slots.find(run, record.group)
@@ -39,17 +37,6 @@ local function complete_members(record)
     end
   end
   return count, varied
-end
-
--- With over-sampling: cancel Reserved groups for which every legal buffer is READY.
-local function cancel_hopeless(run)
-  local needing = run.state.frontier
-  while slots.is_ready(run, needing) do
-    needing = needing + 1
-  end
-  for _, group in ipairs(slots.reserved_before(run, math.max(0, needing - run.config.eta), HOPELESS)) do
-    groups.retire(run, groups.read(run, tonumber(group)), "discard", "surplus")
-  end
 end
 
 local function occupy(run, record)
@@ -77,7 +64,7 @@ local function occupy(run, record)
   if slots.counts(run, buffer).occupied == run.config.batch_size then
     ready = buffer
     if run.config.buffer_slots > run.config.batch_size then
-      cancel_hopeless(run)
+      groups.cancel_hopeless(run)
     end
   end
   return { status = "occupied", buffer = buffer, slot = slot, ready = ready }

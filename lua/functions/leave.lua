@@ -8,7 +8,7 @@ Reply:
   left      claims it still holds
 Events: release, worker_left
 ]]
-local BATCH = 32
+local BATCH = 16
 
 transition.define({
   name = "leave",

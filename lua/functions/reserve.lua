@@ -7,26 +7,27 @@ Arguments:
   worker    who asks; its lease is extended
   version   weights version that its engine really has loaded
   limit     trajectories that its engine can take now
-Reply:
+Reply: at most 32 claims; with fewer than asked for and no refusal, there is more
   reservations  claims: group, member, token, ordinal, v_traj, buffer, slot, attempt, worker, and
                 prefix = true when tokens were kept (the client reads them from `prefixes`)
   refused       why there are fewer than asked for; absent when there are not
   version, signal, ended
-Events: reserve (a new group), issue (a member of it that waited), reissue (a member given up before),
+Events: reserve (a new group), issue (members that waited), reissue (some of them given up before),
         expired, worker_joined, worker_lost
 ]]
-local MOST = 256 -- claims in one call
+local MOST = 32 -- claims in one call; the client asks again for the rest
 local PASSED = 16 -- waiting members that may be passed over because these weights are too old for them
 
--- Lease out pending members of a group (or `only` one that waited) until `room` is used up; returns what
--- is left of it.
-local function lease(run, out, record, worker, version, room, only)
+-- Lease out pending members of a group until `room` is used up; returns what is left of it. `waited` when
+-- they are in the queue.
+local function lease(run, out, record, worker, version, room, waited)
   local _, buffer, slot = slots.find(run, record.group)
-  local given = {}
+  local given, what = {}, waited and "issue" or "reserve"
   for m, member in ipairs(record.members) do
-    if room > 0 and member.state == "pending" and (only == nil or only == m) then
-      if only then
+    if room > 0 and member.state == "pending" then
+      if waited then
         redis.call("ZREM", run.key.pending, text.member(record.group, m))
+        what = member.given_up and "reissue" or what
       end
       groups.issue(run, record, m, worker, version)
       given[#given + 1] = m
@@ -54,10 +55,6 @@ local function lease(run, out, record, worker, version, room, only)
       prefix = member.prefix,
     }
   end
-  local what = "reserve"
-  if only then
-    what = record.members[only].attempt > 1 and "reissue" or "issue"
-  end
   events.log(run, what, {
     "group",
     record.group,
@@ -75,21 +72,39 @@ local function lease(run, out, record, worker, version, room, only)
   return room
 end
 
--- Issue waiting members again, oldest first, where the group's place stays legal with these weights.
+-- Issue waiting members, oldest groups first, where the group's place stays legal with these weights.
 local function reissue(run, out, args, room)
+  local seen = {}
   local waiting = redis.call("ZRANGE", run.key.pending, "0", text.int(room + PASSED - 1))
   for _, name in ipairs(waiting) do
     if room == 0 then
       break
     end
-    local group, m = string.match(name, "^(%d+)%.(%d+)$")
-    local record = groups.read(run, tonumber(group))
-    local _, buffer = slots.find(run, record.group)
-    if buffer <= args.version + run.config.eta then
-      room = lease(run, out, record, args.worker, args.version, room, tonumber(m))
+    local group = tonumber(string.match(name, "^(%d+)"))
+    if not seen[group] then
+      seen[group] = true
+      local record = groups.read(run, group)
+      local _, buffer = slots.find(run, group)
+      if buffer <= args.version + run.config.eta then
+        room = lease(run, out, record, args.worker, args.version, room, true)
+      end
     end
   end
   return room
+end
+
+-- Whether the byte budget stops admission. While the trainer waits it never stops what a batch needs: only
+-- trained and checkpointed batches free bytes, so a run that cannot fill one could never go on.
+local function over_budget(run)
+  local limit = run.config.max_payload_bytes
+  if not limit or run.state.payload_bytes < limit then
+    return false
+  end
+  if not run.state.trainer_seen or run.state.frontier > run.state.version then
+    return true
+  end
+  local live = redis.call("ZCARD", run.key.reserved) + redis.call("ZCARD", run.key.occupied)
+  return live >= run.config.batch_size
 end
 
 -- Why no new prompt can be admitted now, or nil.
@@ -101,7 +116,7 @@ local function obstacle(run, args)
     return "exhausted"
   elseif args.version + config.eta < state.frontier then
     return "worker_stale"
-  elseif config.max_payload_bytes and state.payload_bytes >= config.max_payload_bytes then
+  elseif over_budget(run) then
     return "bytes"
   end
 end
@@ -120,7 +135,7 @@ local function admit(run, out, args, room)
     local record = groups.create(run, supply.next(run))
     record.v = args.version
     slots.fill(run, "reserved", record.group, record.v, buffer, slot)
-    room = lease(run, out, record, args.worker, args.version, room)
+    room = lease(run, out, record, args.worker, args.version, room, false)
     for m, member in ipairs(record.members) do
       if member.state == "pending" then
         groups.queue(run, record, m)
@@ -148,7 +163,7 @@ transition.define({
       refused = "exhausted"
     else
       workers.touch(run, args.worker)
-      workers.reap(run)
+      local more = workers.reap(run)
       local asked = math.min(args.limit, MOST)
       local room = asked
       if run.config.max_inflight then
@@ -159,6 +174,8 @@ transition.define({
       refused = admit(run, out, args, room)
       if capped and not refused then
         refused = "inflight_cap"
+      elseif more and #out > 0 then
+        refused = nil
       end
     end
     return {

@@ -15,6 +15,7 @@ Refusals:
 Events: take, trainer_joined, ended, and those of dropped groups and expired leases
 ]]
 local STUCK = 16 -- groups dropped by the stuck timeout in one call
+local STUCK_LOOK = 64 -- groups looked at for it
 local LEFTOVER = 64 -- Reserved groups looked at in one go when a buffer is taken
 
 -- The reply with a batch: the groups' records spliced in as they are, since decoding and encoding them
@@ -66,18 +67,40 @@ local function clear_reserved(run, buffer)
   until #left == 0
 end
 
--- Drop the Reserved groups of a buffer that has been STUCK for too long while the trainer waits.
+local function forget_stuck(run)
+  context.set(run, "stuck_since", nil)
+  context.set(run, "dropping_since", nil)
+end
+
+-- Drop the Reserved groups of a buffer that has been STUCK for too long while the trainer waits: those that
+-- were there when the time ran out, a bounded number per call.
 local function drop_stuck(run, buffer)
-  if not run.config.stuck_timeout_ms or placement.buffer_state(run, buffer) ~= "STUCK" then
-    context.set(run, "stuck_since", "")
+  local state, timeout = run.state, run.config.stuck_timeout_ms
+  if not timeout then
     return
   end
-  if not run.state.stuck_since then
-    context.set(run, "stuck_since", run.now)
-  elseif run.now - run.state.stuck_since >= run.config.stuck_timeout_ms then
-    for _, id in ipairs(slots.list(run, "reserved", buffer, STUCK)) do
-      groups.retire(run, groups.read(run, tonumber(id)), run.config.on_drop, "stuck_timeout")
+  if not state.dropping_since then
+    if placement.buffer_state(run, buffer) ~= "STUCK" then
+      context.set(run, "stuck_since", nil)
+    elseif not state.stuck_since then
+      context.set(run, "stuck_since", run.now)
+    elseif run.now - state.stuck_since >= timeout then
+      context.set(run, "dropping_since", run.now)
     end
+  end
+  if not state.dropping_since then
+    return
+  end
+  local dropped = 0
+  for _, id in ipairs(slots.list(run, "reserved", buffer, STUCK_LOOK)) do
+    local record = groups.find(run, tonumber(id))
+    if dropped < STUCK and record and record.since <= state.dropping_since then
+      groups.retire(run, record, run.config.on_drop, "stuck_timeout")
+      dropped = dropped + 1
+    end
+  end
+  if dropped == 0 then
+    forget_stuck(run)
   end
 end
 
@@ -144,7 +167,7 @@ transition.define({
     ids = slots.empty_buffer(run, buffer)
     redis.call("HSET", run.key.batches, text.int(buffer), table.concat(ids, " "))
     context.set(run, "frontier", buffer + 1)
-    context.set(run, "stuck_since", "")
+    forget_stuck(run)
     events.log(run, "take", { "version", buffer, "trainer", args.trainer, "groups", table.concat(ids, " ") })
     return batch_reply(run, buffer, ids)
   end,

@@ -20,7 +20,7 @@ M.names = {
   "pins", -- hash: worker -> versions whose files it needs
   "cancelled", -- zset, by name: "worker sequence 17.2 token reason"
   "departed", -- zset: worker that lost its lease -> when (ms)
-  "requeued", -- list: "ordinal attempts"
+  "requeued", -- list: "ordinal drops attempts"
   "dead", -- hash: ordinal -> JSON, prompts given up with their error
   "batches", -- hash: version -> groups of a taken batch, in slot order
   "weights", -- hash: version -> location
@@ -68,6 +68,8 @@ local state_fields = {
   "next_cancel",
   "next_pending",
   "stuck_since",
+  "dropping_since",
+  "sweeping",
   "trainer_seen",
   "paused",
   "ended",
@@ -125,10 +127,10 @@ function M.open(keys)
   }
 end
 
--- Change a field of the state; written once, by `commit`. An empty text stands for none.
+-- Change a field of the state (nil: to none); written once, by `commit`.
 function M.set(run, field, value)
   run.state[field] = value
-  run.changed[field] = value
+  run.changed[field] = value or ""
 end
 
 function M.add(run, field, amount)

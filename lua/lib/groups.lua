@@ -9,6 +9,8 @@
 
 local M = {}
 
+local HOPELESS = 16 -- reservations cancelled in one call
+
 -- A group's record, or nil.
 function M.find(run, group)
   local record = redis.call("HGET", run.key.groups, text.int(group))
@@ -31,11 +33,12 @@ function M.write(run, record)
   redis.call("HSET", run.key.groups, text.int(record.group), text.json(record))
 end
 
--- A new group for an ordinal, all members pending.
-function M.create(run, ordinal, drops)
+-- A new group for an ordinal, all members pending. `drops` and `attempt` count what was tried before, so
+-- that a requeued prompt is sampled anew.
+function M.create(run, ordinal, drops, attempt)
   local members = {}
   for m = 1, run.config.group_candidates do
-    members[m] = { state = "pending", token = 0, attempt = 0, failures = 0 }
+    members[m] = { state = "pending", token = 0, attempt = attempt, failures = 0 }
   end
   return {
     group = context.next(run, "next_group"),
@@ -155,7 +158,7 @@ function M.reopen(run, record, m, failed, keep)
   if failed then
     member.failures = member.failures + 1
   end
-  member.state, member.worker = "pending", nil
+  member.state, member.worker, member.given_up = "pending", nil, true
   M.queue(run, record, m)
 end
 
@@ -193,7 +196,11 @@ end
 -- Where the prompt of a retired group goes: each returns what became of it.
 local fates = {
   requeue = function(run, record, reason)
-    return supply.requeue(run, record.ordinal, record.drops + 1, reason)
+    local attempt = 0
+    for _, member in ipairs(record.members) do
+      attempt = math.max(attempt, member.attempt)
+    end
+    return supply.requeue(run, record.ordinal, record.drops + 1, attempt, reason)
   end,
   bury = function(run, record, reason)
     return supply.bury(run, record.ordinal, record.drops + 1, reason)
@@ -227,6 +234,21 @@ function M.retire(run, record, fate, reason)
   })
   events.signal(run, outcome)
   return outcome
+end
+
+-- With over-sampling: cancel Reserved groups for which every legal buffer is READY, a bounded number per
+-- call; whoever calls next goes on.
+function M.cancel_hopeless(run)
+  local needing, last = run.state.frontier, context.last_buffer(run, run.state.version)
+  while needing <= last and slots.is_ready(run, needing) do
+    needing = needing + 1
+  end
+  local bound = needing > last and run.state.version + 1 or math.max(0, needing - run.config.eta)
+  local hopeless = slots.reserved_before(run, bound, HOPELESS)
+  for _, group in ipairs(hopeless) do
+    M.retire(run, M.read(run, tonumber(group)), "discard", "surplus")
+  end
+  context.set(run, "sweeping", #hopeless == HOPELESS and 1 or 0)
 end
 
 -- Whether a member has failed as often as it may.

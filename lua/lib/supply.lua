@@ -15,14 +15,14 @@ function M.exhausted(run)
   return total ~= nil and run.state.next_ordinal >= total and redis.call("LLEN", run.key.requeued) == 0
 end
 
--- The next prompt: ordinal, how often it was dropped before. Call only when not exhausted.
+-- The next prompt: ordinal, drops and attempts before. Call only when not exhausted.
 function M.next(run)
   local requeued = redis.call("LPOP", run.key.requeued)
   if requeued then
-    local ordinal, drops = string.match(requeued, "^(%d+) (%d+)$")
-    return tonumber(ordinal), tonumber(drops)
+    local ordinal, drops, attempt = string.match(requeued, "^(%d+) (%d+) (%d+)$")
+    return tonumber(ordinal), tonumber(drops), tonumber(attempt)
   end
-  return context.next(run, "next_ordinal"), 0
+  return context.next(run, "next_ordinal"), 0, 0
 end
 
 -- Give a prompt up, with the reason. Returns "dead".
@@ -37,11 +37,15 @@ function M.bury(run, ordinal, drops, reason)
 end
 
 -- Put a prompt back, or give it up when it was dropped too often. Returns "requeued" or "dead".
-function M.requeue(run, ordinal, drops, reason)
+function M.requeue(run, ordinal, drops, attempt, reason)
   if drops >= run.config.max_attempts then
     return M.bury(run, ordinal, drops, reason)
   end
-  redis.call("RPUSH", run.key.requeued, text.int(ordinal) .. " " .. text.int(drops))
+  redis.call(
+    "RPUSH",
+    run.key.requeued,
+    table.concat({ text.int(ordinal), text.int(drops), text.int(attempt) }, " ")
+  )
   return "requeued"
 end
 

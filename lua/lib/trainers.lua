@@ -36,6 +36,7 @@ function M.attach(run, trainer)
       context.set(run, "former_trainers", table.concat(names, " "))
     end
     context.set(run, "trainer", trainer)
+    context.set(run, "stuck_since", nil) -- it begins to wait only now
     events.log(run, "trainer_joined", { "trainer", trainer })
   end
   M.seen(run)

@@ -3,7 +3,7 @@
 
 local M = {}
 
-local REAP = 32 -- expired claims handled in one call
+local REAP = 16 -- expired claims handled in one call
 local TOLD = 1000 -- cancellations told in one renewal
 local REMEMBERED = 256 -- departed workers whose cancellations are kept for their return
 
@@ -69,7 +69,7 @@ end
 -- Tell a worker, at its next renewal, to stop generating a claim.
 function M.tell_cancelled(run, worker, name, token, reason)
   local sequence = context.next(run, "next_cancel")
-  reason = string.gsub(reason, "%s+", "_")
+  reason = string.gsub(reason, "[%s%c%z]+", "_")
   local entry = string.format("%s %012.0f %s %.0f %s", worker, sequence, name, token, reason)
   redis.call("ZADD", run.key.cancelled, "0", entry)
 end
@@ -137,8 +137,12 @@ local function expire(run, worker, name)
   end
 end
 
--- Expire the claims of workers whose lease has run out.
+-- Work that is left over from earlier calls, done by whoever calls: expire the claims of workers whose
+-- lease has run out, and go on cancelling hopeless reservations. Returns true when expired claims remain.
 function M.reap(run)
+  if run.state.sweeping == 1 then
+    groups.cancel_hopeless(run)
+  end
   local dead =
     redis.call("ZRANGEBYSCORE", run.key.heartbeats, "-inf", text.int(run.now), "LIMIT", "0", text.int(4))
   local left = REAP
@@ -150,7 +154,7 @@ function M.reap(run)
     left = left - #names
     if left <= 0 then
       events.signal(run, "expired")
-      return
+      return true
     end
     remove(run, worker, true)
     events.log(run, "worker_lost", { "worker", worker })

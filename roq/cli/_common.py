@@ -53,6 +53,8 @@ class Group(click.Group):
             return super().invoke(ctx)
         except RoqError as error:
             fail(error)
+        except OSError as error:  # a path of the user's that cannot be
+            fail(ConfigError(f"{error}; mend the path, or its permissions"))
 
 
 def fail(error: RoqError) -> NoReturn:
@@ -84,14 +86,13 @@ class Target(msgspec.Struct, frozen=True):
     @contextmanager
     def scheduler(self) -> Generator[Scheduler]:
         """A client for the run, once its server answers."""
-        if self.asleep is not None:
-            self.asleep.start()
+        woken = self.asleep is not None and self.asleep.start()
         try:
             wait_for_server(self.url, self.wait_s, notice)
             with Scheduler(self.url, self.run, retry_s=self.wait_s) as scheduler:
                 yield scheduler
         finally:
-            if self.asleep is not None:
+            if self.asleep is not None and woken:
                 self.asleep.stop()
 
 

@@ -300,9 +300,8 @@ def _delays(
             detection.append(at - killed[event["worker"]])
             waiting[event["group"], event["member"]] = killed[event["worker"]]
         elif event["event"] == "reissue":
-            key = event["group"], event["members"]
-            if key in waiting:
-                reissue.append(at - waiting.pop(key))
+            keys = [(event["group"], member) for member in event["members"].split(",")]
+            reissue += [at - waiting.pop(key) for key in keys if key in waiting]
     return sorted(detection), sorted(reissue)
 
 

@@ -144,12 +144,14 @@ class Model:
             room = min(room, max(0, self.config.max_inflight - self.inflight()))
         capped = room < limit
         given: list[tuple[int, int, int]] = []
-        for group, m in list(self.pending)[: room + 16]:
+        for group, _ in list(self.pending)[: room + 16]:
             found = self.find(group)
             assert found is not None
-            if len(given) < room and found[1] <= version + self.config.eta:
-                self.pending.remove((group, m))
-                given.append(self.lease(group, m, worker, version))
+            if found[1] <= version + self.config.eta:
+                for m, member in enumerate(group.members):
+                    if member.state == "pending" and len(given) < room:
+                        self.pending.remove((group, m))
+                        given.append(self.lease(group, m, worker, version))
                 group.v = group.oldest()
         refused: str | None = None
         while len(given) < room:

@@ -67,6 +67,28 @@ def test_bytes(sched: Scheduler) -> None:
     assert sched.reserve("w0", 0, 1).refused == "bytes"
 
 
+@pytest.mark.parametrize("batches", [0.4, 1.7])
+def test_the_byte_budget_never_wedges_a_run(sched: Scheduler, batches: float) -> None:
+    """Only a checkpoint frees bytes, and it may need more batches than the budget holds."""
+    budget = int(len(trajectory().encode()) * 2 * batches)
+    sched.create(RunConfig(eta=1, batch_size=2, max_payload_bytes=budget))
+    done, refused = 0, 0
+    for _ in range(60):
+        batch = sched.take("t0", done)
+        if batch is not None:
+            done += 1
+            sched.publish(done, "w", "t0")
+            if done % 10 == 0:
+                sched.checkpointed(done, "t0")
+        grant = sched.reserve("w0", done, 8)
+        refused += grant.refused == "bytes"
+        for claim in grant.reservations:
+            sched.complete(claim, trajectory(done))
+    assert done >= 20
+    assert refused > 0
+    assert sched.verify() == []
+
+
 def test_worker_stale_until_it_syncs(sched: Scheduler) -> None:
     run = Named(sched, RunConfig(eta=0, batch_size=1))
     run.admit(0, 1)

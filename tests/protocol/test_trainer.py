@@ -172,7 +172,7 @@ def test_stuck_timeout_drops_what_the_trainer_waits_for(sched: Scheduler) -> Non
     assert [c.reason for c in sched.renew("w0").cancelled] == ["stuck_timeout"]
     assert sched.status().ledger.requeued == 1
     assert run.admit(0, 1) == ""  # C again: requeued prompts go first
-    assert run.claims["C"][-1].attempt == 1
+    assert run.claims["C"][-1].attempt == 2  # sampled anew
     assert sched.status().ledger.requeued == 0
 
 

@@ -112,6 +112,19 @@ def test_a_checkpoint_that_was_cut_short_is_not_picked(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path) == tmp_path / "step_00000008"
 
 
+def test_weights_that_were_lost_are_noticed(models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "v00000001"
+    assert not weights.readable(folder)
+    shutil.copytree(models / "untied", folder)
+    assert weights.readable(folder)
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(b"\xff" * 8 + data[8:])
+    assert not weights.readable(folder)
+    file.write_bytes(data[: len(data) // 2])
+    assert not weights.readable(folder)
+
+
 @pytest.mark.parametrize(
     ("version", "covered", "expected"),
     [

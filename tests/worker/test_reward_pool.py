@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from roq.config import Reward
@@ -131,3 +132,36 @@ async def test_processes_end_with_the_pool(pool: Make) -> None:
     await rewards.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_a_reward_that_forks_or_starts_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its children end with it, its timeout holds, and a fork that returns answers nobody."""
+    mark = f"roq-grandchild-{tmp_path.name}"
+    (tmp_path / "forking.py").write_text(
+        f"""
+import os, subprocess, sys, time
+def program(item, response):
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(60)  # {mark}"])
+def hang(item, response):
+    if os.fork() == 0:
+        time.sleep(60)
+    time.sleep(60)
+def fork(item, response):
+    return 0.25 if os.fork() == 0 else item["reward"]
+"""
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}:{tmp_path}:{Path.cwd()}")
+    for name in ("program", "hang"):
+        pool = RewardPool(Reward(function=f"forking:{name}", timeout_s=1.0))
+        await pool.start()
+        with pytest.raises(RewardError, match="longer than"):
+            await asyncio.wait_for(pool.score({}, "x"), 10)
+        await asyncio.wait_for(pool.close(), 10)
+    assert mark not in "".join(" ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
+    pool = RewardPool(Reward(function="forking:fork", timeout_s=10.0))
+    await pool.start()
+    for reward in (0.5, 0.75, 1.0):
+        assert await pool.score({"reward": reward}, "x") == reward
+    await pool.close()

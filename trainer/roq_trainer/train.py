@@ -89,6 +89,10 @@ def train(url: str, run: str) -> None:
     saved = _dist.lead(partial(resume_point, sched, folder / "checkpoints"), str | None)
     done = checkpoint.restore(Path(saved), net, optimizer) if saved else 0  # updates these weights have had
     kept = done  # updates that the newest checkpoint covers
+    published = folder / "weights" / f"v{done:08d}"
+    if done and _dist.lead(partial(newest_is_unreadable, sched, done, published), bool):
+        log.warning("the files of the published version %d were lost; writing them again", done)
+        weights.export(net, shape, source, published)
     trainer = _dist.trainer_name()
     waiter = Waiter(sched, trainer, training, job.protocol.batch_size)
     if first:
@@ -108,6 +112,11 @@ def train(url: str, run: str) -> None:
 
         order = _dist.lead(partial(waiter.next, done, stop.is_set), Order)
         if order.kind == "wait":
+            # Only a checkpoint lets go of trained data: a full byte budget must not wait for the next one.
+            if kept < done and _dist.lead(partial(bytes_are_short, sched), bool):
+                checkpoint.save(folder / "checkpoints", done, net, optimizer, training.keep_checkpoints)
+                _dist.lead(partial(sched.checkpointed, done, trainer))
+                kept = done
             continue
         if order.batch is None:
             break
@@ -155,10 +164,11 @@ def train(url: str, run: str) -> None:
         laps.lap("train")
 
         # ---------------------------------------------------------------------------------------------
-        # Publish: the version exists from here on. A batch trained again was published long ago.
+        # Publish: the version exists from here on. A batch trained again was published long ago, but when
+        # its files were lost since, they are written again.
 
-        if not batch.replay:
-            target = folder / "weights" / f"v{done:08d}"
+        target = folder / "weights" / f"v{done:08d}"
+        if not batch.replay or _dist.lead(partial(newest_is_unreadable, sched, done, target), bool):
             weights.export(net, shape, source, target)
             _dist.lead(partial(sched.publish, done, str(target), trainer))
             _dist.lead(partial(discard_old_weights, sched, trainer, training.keep_weights, target.parent))
@@ -217,6 +227,19 @@ def resume_point(sched: Scheduler, checkpoints: Path) -> str | None:
             status.version, newest, path or "the base model",
         )  # fmt: skip
     return str(path) if path else None
+
+
+def bytes_are_short(sched: Scheduler) -> bool:
+    """Whether the trajectory data in Redis has reached the run's byte budget."""
+    limit = sched.config().max_payload_bytes
+    return limit is not None and sched.status().payload_bytes >= limit
+
+
+def newest_is_unreadable(sched: Scheduler, done: int, target: Path) -> bool:
+    """Whether version ``done`` is the published one and its files are not there or not whole."""
+    if sched.status().version != done:
+        return False
+    return not weights.readable(target)
 
 
 def check_lengths(job: Job) -> None:

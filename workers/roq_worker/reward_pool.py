@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pickle
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
 from typing import Any
 
 from roq.config import Reward
@@ -20,6 +23,7 @@ from roq_worker.reward_process import LENGTH
 
 __all__ = ["RewardPool"]
 
+END_LIMIT_S = 2.0
 START_LIMIT_S = 120.0  # importing a user's module may mean importing torch on a busy machine
 
 
@@ -115,8 +119,9 @@ async def _read(process: Process) -> dict[str, Any]:
 async def _kill(process: Process | None) -> None:
     if process is None:
         return
-    if process.returncode is None:
-        process.kill()
-    await process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # with whatever the function started
+    with suppress(TimeoutError):  # a grandchild of its own session may hold the pipes open
+        await asyncio.wait_for(process.wait(), END_LIMIT_S)
     assert process.stdin is not None
     process.stdin.close()

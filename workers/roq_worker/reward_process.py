@@ -22,6 +22,7 @@ from roq.rewards import RewardFunction, load_function
 from roq_worker._orphans import die_with_parent
 
 LENGTH = struct.Struct(">I")
+MESSAGE = 2000  # characters of an error
 
 
 def _send(pipe: BinaryIO, answer: dict[str, Any]) -> None:
@@ -37,7 +38,8 @@ def _score(function: RewardFunction, request: bytes) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - whatever a user's function raises fails its call only
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}:{place.lineno}"
-        return {"error": f"raised {type(error).__name__}: {error} ({where})"}
+        message = str(error)[:MESSAGE].encode(errors="replace").decode()
+        return {"error": f"raised {type(error).__name__}: {message} ({where})"}
     if not math.isfinite(reward):
         return {"error": f"returned {reward}, which is not a finite number"}
     return {"reward": reward}
@@ -55,8 +57,12 @@ def main() -> None:
         _send(pipe, {"error": str(error)})
         return
     _send(pipe, {"ready": True})
+    process = os.getpid()
     while len(header := requests.read(LENGTH.size)) == LENGTH.size:
-        _send(pipe, _score(function, requests.read(LENGTH.unpack(header)[0])))
+        answer = _score(function, requests.read(LENGTH.unpack(header)[0]))
+        if os.getpid() != process:  # a fork that the function made and that returned: not ours to answer
+            os._exit(1)
+        _send(pipe, answer)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,183 @@
+"""Configurations and trajectories that cannot be are refused by name, wherever they are built."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from typing import Any
+
+import pytest
+
+from roq import ConfigError, InvalidTrajectory, RoqError, RunConfig, Scheduler, Trajectory
+from roq._session import is_transient
+from tests.conftest import Server
+from tests.protocol.play import trajectory
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"eta": -1},
+        {"eta": 1000},
+        {"eta": 10**30},
+        {"eta": "x"},
+        {"eta": None},
+        {"batch_size": 0},
+        {"batch_size": 100_000},
+        {"group_size": 0},
+        {"lease_s": -1},
+        {"lease_s": float("nan")},
+        {"stuck_timeout_s": float("inf")},
+        {"on_drop": "zzz"},
+        {"event_log": 0},
+        {"max_attempts": 0},
+        {"prompts": 0},
+    ],
+    ids=str,
+)
+def test_a_configuration_built_in_python_is_checked(sched: Scheduler, bad: dict[str, Any]) -> None:
+    with pytest.raises((ConfigError, ValueError), match=next(iter(bad))):
+        sched.create(RunConfig(**{"eta": 1, "batch_size": 2} | bad))
+    assert not sched._redis.exists(sched._operations.keys["config"])
+
+
+@pytest.mark.parametrize("settings", [{"a.b": None}, {"a.b": {"x": 1}}, {"eta": "7"}])
+def test_settings_are_text_with_a_dot_in_their_names(sched: Scheduler, settings: Any) -> None:
+    with pytest.raises(ConfigError):
+        sched.create(RunConfig(eta=1, batch_size=2), settings=settings)
+    assert not sched._redis.exists(sched._operations.keys["config"])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"reward": None},
+        {"reward": "a"},
+        {"reward": 10**400},
+        {"reward": float("nan")},
+        {"segments": [(0,)]},
+        {"segments": None},
+        {"segments": [(2**70, 2)]},
+        {"segments": [(1, 1), (0, 1)]},
+        {"segments": [(0, 3)]},
+        {"tokens": [-5, 3]},
+        {"tokens": []},
+        {"prompt": [-1]},
+        {"prompt": []},
+        {"logprobs": [-0.1]},
+        {"logprobs": [-0.1, float("nan")]},
+        {"logprobs": [-0.1, 0.5]},
+        {"finish_reason": object()},
+    ],
+    ids=str,
+)
+def test_malformed_trajectories(bad: dict[str, Any]) -> None:
+    good: dict[str, Any] = {
+        "prompt": [1],
+        "tokens": [7, 8],
+        "logprobs": [-0.1, -0.1],
+        "segments": [(0, 2)],
+        "reward": 1.0,
+    }
+    with pytest.raises(InvalidTrajectory):
+        Trajectory(**good | bad)
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", trajectory().encode()[:-3], b"\x81\xa6format\x02"])
+def test_what_is_no_trajectory(data: bytes) -> None:
+    with pytest.raises(InvalidTrajectory, match="no encoded"):
+        Trajectory.decode(data)
+
+
+def test_trajectories_round_trip() -> None:
+    sent = trajectory(3, reward=1 / 3, tokens=9, newest=5)
+    assert Trajectory.decode(sent.encode()) == sent
+
+
+def test_reasons_of_every_kind(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=8, on_drop="discard", max_attempts=100))
+    for reason in ("", "\0x", " ", "two words", "b\udcff", "x" * 5_000_000):
+        claim = sched.reserve("w", 0, 1).reservations[0]
+        sched.drop(claim.group, reason)
+        assert [told.group for told in sched.renew("w").cancelled] == [claim.group]
+        claim = sched.reserve("w", 0, 1).reservations[0]
+        sched.release(claim, reason="error", error=reason)
+        assert len(sched.status().workers[0].error) <= 2000
+    assert sched.verify() == []
+
+
+def _reserve(sched: Scheduler, out: Any) -> None:
+    out.put([claim.token for claim in sched.reserve(f"w{os.getpid()}", 0, 2).reservations])
+
+
+def test_a_fork_is_another_client(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=64))
+    context = multiprocessing.get_context("fork")
+    out = context.Queue()
+    children = [context.Process(target=_reserve, args=(sched, out)) for _ in range(2)]
+    for child in children:
+        child.start()
+    tokens = [token for _ in children for token in out.get(timeout=20)]
+    for child in children:
+        child.join()
+    tokens += [claim.token for claim in sched.reserve("parent", 0, 2).reservations]
+    assert len(set(tokens)) == 6
+
+
+def test_options_of_the_url(server: Server) -> None:
+    with Scheduler(f"{server.url}?decode_responses=True", "u", retry_s=1) as sched:
+        sched.create(RunConfig(eta=1, batch_size=1))
+        sched.complete(sched.reserve("w", 0, 1).reservations[0], trajectory())
+        batch = sched.take("t")
+        assert batch is not None
+        assert sched.payloads(batch.groups)
+    with pytest.raises(ConfigError):
+        Scheduler("redis://h?foo=1", "u")
+
+
+def test_messages_do_not_show_the_password() -> None:
+    with Scheduler("redis://user:s3cret@127.0.0.1:1", "u", retry_s=0.1) as sched:
+        with pytest.raises(RoqError) as refused:
+            sched.status()
+        assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("code", ["BUSY", "MISCONF", "NOREPLICAS", "LOADING", "OOM"])
+def test_errors_that_pass(code: str) -> None:
+    from redis import ResponseError
+
+    assert is_transient(ResponseError(f"{code} the server cannot now"))
+    assert not is_transient(ResponseError("WRONGTYPE it never will"))
+
+
+def test_surplus_is_cancelled_to_the_last(sched: Scheduler) -> None:
+    """Also where the run's last step ends the window, and in portions where there is much of it."""
+    sched.create(RunConfig(eta=5, batch_size=1, buffer_slots=3, total_steps=2))
+    claims = sched.reserve("w", 0, 6).reservations
+    for claim in claims[:2]:
+        sched.complete(claim, trajectory())
+    assert len(sched.renew("w").cancelled) == 4
+    with Scheduler(sched.url, "large") as large:
+        large.create(RunConfig(eta=0, batch_size=1, buffer_slots=200))
+        held = large.reserve("w", 0, 200).reservations
+        large.complete(held[0], trajectory())
+        for _ in range(13):
+            large.renew("w")
+        assert large.status().inflight == 0
+        assert large.verify() == []
+
+
+def test_the_stuck_timeout_drops_all_that_was_there(sched: Scheduler) -> None:
+    import time
+
+    sched.create(RunConfig(eta=0, batch_size=40, stuck_timeout_s=0.2, on_drop="discard"))
+    sched.reserve("w", 0, 40)
+    sched.take("t1")
+    time.sleep(0.3)
+    assert sched.take("t2") is None  # which begins to wait only now
+    assert sched.status().ledger.in_slots == 40
+    time.sleep(0.3)
+    for _ in range(4):
+        sched.take("t2")
+    assert sched.status().ledger.discarded == 40
+    assert sched.verify() == []
