@@ -158,8 +158,9 @@ def config_fields(config: RunConfig) -> dict[str, str]:
     values["buffer_slots"] = config.slots
     values["group_candidates"] = config.candidates
     for seconds, milliseconds in (("lease_s", "lease_ms"), ("stuck_timeout_s", "stuck_timeout_ms")):
-        value = values.pop(seconds)
-        values[milliseconds] = None if value is None else round(float(str(value)) * 1000)
+        del values[seconds]
+        value: float | None = getattr(config, seconds)
+        values[milliseconds] = None if value is None else round(value * 1000)
     return {name: _text(value) for name, value in values.items() if value is not None}
 
 

@@ -18,7 +18,14 @@ from typing import Any, cast
 from roq.config import Job
 from roq.errors import ConfigError
 
-__all__ = ["check_engines", "check_job", "check_model", "check_reward", "process_environment"]
+__all__ = [
+    "check_engines",
+    "check_job",
+    "check_model",
+    "check_reward",
+    "check_weights",
+    "process_environment",
+]
 
 # vLLM 0.32: CPUAttentionBackend.get_supported_head_sizes
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -58,7 +65,7 @@ def check_model(path: str, *, engines_here: bool) -> None:
             return
         raise ConfigError(f"model.path = {path!r} is not a folder; name a folder with a model, or a hub name")
     config = _read_json(folder / "config.json")
-    _check_weights(folder)
+    check_weights(folder)
     if engines_here and not Path("/proc/driver/nvidia").exists():
         _check_head_size(folder, config)
 
@@ -75,7 +82,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-def _check_weights(folder: Path) -> None:
+def check_weights(folder: Path) -> None:
+    """Check that all of a Hugging Face folder's weights files are there and whole."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         names = sorted(set(_read_json(index).get("weight_map", {}).values()))

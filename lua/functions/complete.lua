@@ -18,6 +18,7 @@ Refusals:
   ROQ_INVALID  a segment older than the claim or newer than what is published; too much data
 Events: complete, occupy, filtered, discarded
 ]]
+
 -- The answer for a group whose members are all in: where it is.
 local function standing(run, record)
   local kind, buffer, slot = slots.find(run, record.group)
@@ -90,7 +91,6 @@ transition.define({
     if member.state == "complete" then
       return standing(run, record)
     end
-    groups.running(record, args.member, args.token, args.worker)
     groups.check_size(run, args.payload)
     if args.oldest < member.v or args.newest > run.state.version then
       refuse.with(

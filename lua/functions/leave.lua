@@ -16,10 +16,9 @@ transition.define({
   frees = true,
   apply = function(run, args)
     for _, name in ipairs(workers.claims(run, args.worker, BATCH)) do
-      local group, m = string.match(name, "^(%d+)%.(%d+)$")
-      local record = groups.read(run, tonumber(group))
-      workers.reopen(run, record, tonumber(m), false, true, "detach")
-      events.log(run, "release", { "group", tonumber(group), "member", tonumber(m), "worker", args.worker })
+      local group, m = text.parse_member(name)
+      workers.reopen(run, groups.read(run, group), m, false, true, "detach")
+      events.log(run, "release", { "group", group, "member", m, "worker", args.worker })
       events.signal(run, "release")
     end
     local left = workers.count_claims(run, args.worker)

@@ -80,7 +80,7 @@ local function reissue(run, out, args, room)
     if room == 0 then
       break
     end
-    local group = tonumber(string.match(name, "^(%d+)"))
+    local group = text.parse_member(name)
     if not seen[group] then
       seen[group] = true
       local record = groups.read(run, group)

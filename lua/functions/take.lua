@@ -93,8 +93,8 @@ local function drop_stuck(run, buffer)
   end
   local dropped = 0
   for _, id in ipairs(slots.list(run, "reserved", buffer, STUCK_LOOK)) do
-    local record = groups.find(run, tonumber(id))
-    if dropped < STUCK and record and record.since <= state.dropping_since then
+    local record = groups.read(run, tonumber(id))
+    if dropped < STUCK and record.since <= state.dropping_since then
       groups.retire(run, record, run.config.on_drop, "stuck_timeout")
       dropped = dropped + 1
     end

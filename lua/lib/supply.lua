@@ -3,7 +3,7 @@
 local M = {}
 
 -- Ordinals in all; nil when the supply is endless.
-function M.total(run)
+local function total_of(run)
   if run.config.prompts and run.config.epochs then
     return run.config.prompts * run.config.epochs
   end
@@ -11,7 +11,7 @@ end
 
 -- Whether no prompt is left to admit.
 function M.exhausted(run)
-  local total = M.total(run)
+  local total = total_of(run)
   return total ~= nil and run.state.next_ordinal >= total and redis.call("LLEN", run.key.requeued) == 0
 end
 

@@ -36,4 +36,10 @@ function M.member(group, member)
   return M.int(group) .. "." .. M.int(member)
 end
 
+-- The group and the member that a name stands for.
+function M.parse_member(name)
+  local group, member = string.match(name, "^(%d+)%.(%d+)$")
+  return tonumber(group), tonumber(member)
+end
+
 return M

@@ -127,8 +127,7 @@ end
 
 -- Expire one claim of a dead worker, unless it went with its group a moment ago.
 local function expire(run, worker, name)
-  local group, m = string.match(name, "^(%d+)%.(%d+)$")
-  group, m = tonumber(group), tonumber(m)
+  local group, m = text.parse_member(name)
   local record = groups.find(run, group)
   if record and record.members[m].worker == worker then
     M.tell_cancelled(run, worker, name, record.members[m].token, "lease_expired")

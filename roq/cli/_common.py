@@ -53,6 +53,8 @@ class Group(click.Group):
             return super().invoke(ctx)
         except RoqError as error:
             fail(error)
+        except BrokenPipeError:  # the reader of our output has gone: click knows what to do
+            raise
         except OSError as error:  # a path of the user's that cannot be
             fail(ConfigError(f"{error}; mend the path, or its permissions"))
 

@@ -1,6 +1,9 @@
 """The commands that look at and steer a run, against a real server and a scripted run."""
 
 import json
+import shlex
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -163,3 +166,11 @@ def test_every_command_has_help() -> None:
     for command in main.commands:
         assert f"  {command} " in text
         assert runner.invoke(main, [command, "--help"]).exit_code == 0
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    """``roq library | head -1`` ends quietly."""
+    command = f"{shlex.quote(sys.executable)} -c \"from roq.cli import main; main()\" library | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "#!lua name=roq\n"
+    assert done.stderr == ""

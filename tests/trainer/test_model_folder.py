@@ -6,15 +6,19 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from roq import Scheduler, Status
 from roq.errors import ConfigError, StateLost
 from roq_trainer import _cpu, checkpoint, weights
 from roq_trainer.model import check_parallel, find_model, read_shape
+from roq_trainer.train import newest_is_lost
 
 
 @pytest.fixture
@@ -114,15 +118,21 @@ def test_a_checkpoint_that_was_cut_short_is_not_picked(tmp_path: Path) -> None:
 
 def test_weights_that_were_lost_are_noticed(models: Path, tmp_path: Path) -> None:
     folder = tmp_path / "v00000001"
-    assert not weights.readable(folder)
+    published = SimpleNamespace(status=lambda: Status(version=1))
+
+    def lost(version: int = 1) -> bool:
+        return newest_is_lost(cast("Scheduler", published), version, folder)
+
+    assert lost()
+    assert not lost(2), "only the published version is anybody's"
     shutil.copytree(models / "untied", folder)
-    assert weights.readable(folder)
+    assert not lost()
     file = folder / "model.safetensors"
     data = file.read_bytes()
     file.write_bytes(b"\xff" * 8 + data[8:])
-    assert not weights.readable(folder)
+    assert lost()
     file.write_bytes(data[: len(data) // 2])
-    assert not weights.readable(folder)
+    assert lost()
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from roq import Scheduler
+from roq.checks import check_weights
 from roq.config import Job
 from roq.errors import ConfigError, RoqError
 from roq.jobs import read_job
@@ -89,10 +90,9 @@ def train(url: str, run: str) -> None:
     saved = _dist.lead(partial(resume_point, sched, folder / "checkpoints"), str | None)
     done = checkpoint.restore(Path(saved), net, optimizer) if saved else 0  # updates these weights have had
     kept = done  # updates that the newest checkpoint covers
-    published = folder / "weights" / f"v{done:08d}"
-    if done and _dist.lead(partial(newest_is_unreadable, sched, done, published), bool):
+    if done and _dist.lead(partial(newest_is_lost, sched, done, weights_of(folder, done)), bool):
         log.warning("the files of the published version %d were lost; writing them again", done)
-        weights.export(net, shape, source, published)
+        weights.export(net, shape, source, weights_of(folder, done))
     trainer = _dist.trainer_name()
     waiter = Waiter(sched, trainer, training, job.protocol.batch_size)
     if first:
@@ -104,6 +104,12 @@ def train(url: str, run: str) -> None:
             training.data_parallel, saved or "the base model",
         )  # fmt: skip
 
+    def keep() -> int:
+        """Checkpoint the model as it is; only what is on disk may let go of the batches before it."""
+        checkpoint.save(folder / "checkpoints", done, net, optimizer, training.keep_checkpoints)
+        _dist.lead(partial(sched.checkpointed, done, trainer))
+        return done
+
     began = time.perf_counter()
     laps = metrics.Laps()
     while True:
@@ -114,9 +120,7 @@ def train(url: str, run: str) -> None:
         if order.kind == "wait":
             # Only a checkpoint lets go of trained data: a full byte budget must not wait for the next one.
             if kept < done and _dist.lead(partial(bytes_are_short, sched), bool):
-                checkpoint.save(folder / "checkpoints", done, net, optimizer, training.keep_checkpoints)
-                _dist.lead(partial(sched.checkpointed, done, trainer))
-                kept = done
+                kept = keep()
             continue
         if order.batch is None:
             break
@@ -167,20 +171,18 @@ def train(url: str, run: str) -> None:
         # Publish: the version exists from here on. A batch trained again was published long ago, but when
         # its files were lost since, they are written again.
 
-        target = folder / "weights" / f"v{done:08d}"
-        if not batch.replay or _dist.lead(partial(newest_is_unreadable, sched, done, target), bool):
+        target = weights_of(folder, done)
+        if not batch.replay or _dist.lead(partial(newest_is_lost, sched, done, target), bool):
             weights.export(net, shape, source, target)
             _dist.lead(partial(sched.publish, done, str(target), trainer))
             _dist.lead(partial(discard_old_weights, sched, trainer, training.keep_weights, target.parent))
         laps.lap("export")
 
         # ---------------------------------------------------------------------------------------------
-        # Checkpoint: only what is on disk may let go of the batches before it
+        # Checkpoint
 
         if done % training.checkpoint_every == 0:
-            checkpoint.save(folder / "checkpoints", done, net, optimizer, training.keep_checkpoints)
-            _dist.lead(partial(sched.checkpointed, done, trainer))
-            kept = done
+            kept = keep()
         laps.lap("checkpoint")
 
         if first:
@@ -202,8 +204,7 @@ def train(url: str, run: str) -> None:
 
     if order.kind == "end":
         if kept < done:
-            checkpoint.save(folder / "checkpoints", done, net, optimizer, training.keep_checkpoints)
-            _dist.lead(partial(sched.checkpointed, done, trainer))
+            keep()
         log.info("the run is over after %d updates", done)
     else:
         log.info("asked to leave after %d updates; start the trainer again to go on", done)
@@ -235,11 +236,20 @@ def bytes_are_short(sched: Scheduler) -> bool:
     return limit is not None and sched.status().payload_bytes >= limit
 
 
-def newest_is_unreadable(sched: Scheduler, done: int, target: Path) -> bool:
+def weights_of(folder: Path, version: int) -> Path:
+    """Where a version's weights are, in the run's folder."""
+    return folder / "weights" / f"v{version:08d}"
+
+
+def newest_is_lost(sched: Scheduler, done: int, target: Path) -> bool:
     """Whether version ``done`` is the published one and its files are not there or not whole."""
     if sched.status().version != done:
         return False
-    return not weights.readable(target)
+    try:
+        check_weights(target)
+    except ConfigError:
+        return True
+    return False
 
 
 def check_lengths(job: Job) -> None:

@@ -17,14 +17,14 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from roq.errors import ConfigError
 from roq_trainer._dist import pipeline_group, tensor_group
 from roq_trainer.model import ModelShape
 
-__all__ = ["MAX_FILE_BYTES", "Parameter", "durable_rename", "export", "layout", "load", "readable"]
+__all__ = ["MAX_FILE_BYTES", "Parameter", "durable_rename", "export", "layout", "load"]
 
 MAX_FILE_BYTES = 4 << 30
 """Rank 0 keeps at most this much of an export in memory before it writes a file."""
@@ -305,18 +305,3 @@ def durable_rename(temporary: Path, target: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def readable(folder: Path) -> bool:
-    """Whether all of a Hugging Face folder's weights files are there and whole."""
-    names = {path.name for path in folder.glob("*.safetensors")}
-    try:
-        index = folder / "model.safetensors.index.json"
-        if index.exists():
-            names |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        for name in names:
-            with safe_open(folder / name, "pt") as file:
-                file.keys()
-    except (OSError, ValueError, KeyError, SafetensorError):
-        return False
-    return bool(names)
