@@ -356,8 +356,11 @@ class Operations:
         found = iter(payload for payload in data if payload is not None)
         return [[Trajectory.decode(next(found)) for _ in group.members] for group in groups]
 
-    def publish(self, version: int, weights: str, trainer: str) -> Operation[None]:
-        yield from self._ask(f.PUBLISH, dict, trainer, version, weights)
+    def publish(
+        self, version: int, weights: str, trainer: str, metrics: Mapping[str, float] | None
+    ) -> Operation[None]:
+        figures = "" if metrics is None else json.dumps(metrics)
+        yield from self._ask(f.PUBLISH, dict, trainer, version, weights, figures)
 
     def checkpointed(self, version: int, trainer: str) -> Operation[None]:
         while (yield from self._ask(f.CHECKPOINTED, _Left, trainer, version)).left > 0:

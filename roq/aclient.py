@@ -273,9 +273,11 @@ class AsyncScheduler:
         """As :meth:`Scheduler.payloads`."""
         return await self._run(self._operations.payloads(groups))
 
-    async def publish(self, version: int, weights: str, trainer: str) -> None:
+    async def publish(
+        self, version: int, weights: str, trainer: str, metrics: Mapping[str, float] | None = None
+    ) -> None:
         """As :meth:`Scheduler.publish`."""
-        await self._run(self._operations.publish(version, weights, trainer))
+        await self._run(self._operations.publish(version, weights, trainer, metrics))
 
     async def checkpointed(self, version: int, trainer: str) -> None:
         """As :meth:`Scheduler.checkpointed`."""

@@ -374,14 +374,20 @@ class Scheduler:
         """
         return self._run(self._operations.payloads(groups))
 
-    def publish(self, version: int, weights: str, trainer: str) -> None:
+    def publish(
+        self, version: int, weights: str, trainer: str, metrics: Mapping[str, float] | None = None
+    ) -> None:
         """Announce weights whose files are complete. Harmless to repeat.
+
+        Args:
+            version: the taken batch's version plus 1. weights: where the files are.
+            trainer: who. metrics: figures about the step, kept with its event for those who look at the run.
 
         Raises:
             NotReady: the batch of this update was not taken.
             Fenced: another trainer has taken over.
         """
-        self._run(self._operations.publish(version, weights, trainer))
+        self._run(self._operations.publish(version, weights, trainer, metrics))
 
     def checkpointed(self, version: int, trainer: str) -> None:
         """Announce a durable checkpoint; earlier batches are freed.

@@ -6,6 +6,7 @@ Arguments:
   trainer   who
   version   the new version: the taken batch's version plus 1
   weights   location of its files
+  metrics   JSON object of figures about the step, kept with the event; "" for none
 Reply:
   version, signal, ended
 Refusals:
@@ -13,12 +14,17 @@ Refusals:
   ROQ_NOT_READY  the batch of this update was not taken, or a version would be skipped
 Events: publish, ended
 ]]
+local MOST_METRICS = 4096 -- bytes: they stand in the event stream
+
 transition.define({
   name = "publish",
-  arguments = { "trainer:name", "version:integer", "weights:text" },
+  arguments = { "trainer:name", "version:integer", "weights:text", "metrics:text" },
   frees = true,
   apply = function(run, args)
     local state = run.state
+    if #args.metrics > MOST_METRICS then
+      refuse.with("INVALID", "%d bytes of metrics are more than %d", #args.metrics, MOST_METRICS)
+    end
     trainers.require(run, args.trainer)
     if
       args.version > state.version + 1
@@ -37,11 +43,16 @@ transition.define({
       context.set(run, "version", args.version)
       context.add(run, "trained", run.config.batch_size)
       redis.call("HSET", run.key.weights, text.int(args.version), args.weights)
-      events.log(
-        run,
-        "publish",
-        { "version", args.version, "trainer", args.trainer, "weights", args.weights }
-      )
+      events.log(run, "publish", {
+        "version",
+        args.version,
+        "trainer",
+        args.trainer,
+        "weights",
+        args.weights,
+        "metrics",
+        args.metrics,
+      })
       if run.config.total_steps and args.version >= run.config.total_steps then
         context.set(run, "ended", 1)
         events.log(run, "ended", { "reason", "total_steps" })

@@ -128,7 +128,7 @@ def _actions(snapshot: Snapshot) -> Iterator[Action]:
         yield "filter", (group, "x")
     yield "renew", ("observer", "", "", 0)
     yield "take", ("t", "")
-    yield "publish", ("t", version + 1, "w")
+    yield "publish", ("t", version + 1, "w", "")
     yield "checkpointed", ("t", version)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from roq import Fenced, NotReady, RunConfig, RunEnded, Scheduler, StateLost, UnknownWeights
+from roq import Fenced, Invalid, NotReady, RunConfig, RunEnded, Scheduler, StateLost, UnknownWeights
+from roq._keys import keys_of
+from tests.conftest import Server
 from tests.protocol.play import Named, expire, trajectory
 
 
@@ -53,6 +57,26 @@ def test_a_superseded_trainer_stays_fenced(sched: Scheduler) -> None:
         with pytest.raises(Fenced):
             sched.checkpointed(0, trainer)
     assert sched.take("t2") is not None
+
+
+def test_published_figures_are_kept_with_the_event(sched: Scheduler, server: Server) -> None:
+    sched.create(CONFIG)
+    fill(sched, 0, 2)
+    sched.take("t0")
+    figures = {"reward/mean": 0.123456789, "tokens/response": 12}
+    sched.publish(1, "w/1", "t0", figures)
+    sched.publish(1, "w/1", "t0", {"reward/mean": 9.0})  # again: nothing changes
+    events = server.redis.xrange(keys_of(sched.run)["events"])
+    assert [json.loads(e[b"metrics"]) for _, e in events if e[b"event"] == b"publish"] == [figures]
+
+
+def test_figures_of_any_size_are_refused(sched: Scheduler) -> None:
+    sched.create(CONFIG)
+    fill(sched, 0, 2)
+    sched.take("t0")
+    with pytest.raises(Invalid, match="bytes of metrics"):
+        sched.publish(1, "w/1", "t0", {f"x{i}": float(i) for i in range(1000)})
+    assert sched.status().version == 0
 
 
 def test_publish_out_of_order(sched: Scheduler) -> None:

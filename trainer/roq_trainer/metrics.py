@@ -16,7 +16,7 @@ from roq.types import Batch
 from roq_trainer.loss import MISMATCH
 from roq_trainer.step import STATS
 
-__all__ = ["SUMS", "Laps", "append", "line"]
+__all__ = ["SUMS", "Laps", "append", "figures", "line"]
 
 SUMS = (*MISMATCH, *STATS, "prompt_tokens")
 """The sums over the whole batch that :func:`line` needs, in order."""
@@ -77,6 +77,19 @@ def line(
         "time/step": sum(value for name, value in seconds.items() if name != "wait_for_batch"),
         "rss_bytes": psutil.Process().memory_info().rss,
         "replay": batch.replay,
+    }
+
+
+def figures(row: Mapping[str, Any]) -> dict[str, float]:
+    """The part of a line that goes with the published version to everybody who looks at the run.
+
+    The times that are not known yet (``time/export``, ``time/checkpoint``) are in ``metrics.jsonl`` alone.
+    """
+    left_out = {"step", "time", "time/step", "rss_bytes", "replay"}
+    return {
+        name: round(value, 9) if isinstance(value, float) else value
+        for name, value in row.items()
+        if name not in left_out and isinstance(value, int | float)
     }
 
 

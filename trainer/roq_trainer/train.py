@@ -174,7 +174,8 @@ def train(url: str, run: str) -> None:
         target = weights_of(folder, done)
         if not batch.replay or _dist.lead(partial(newest_is_lost, sched, done, target), bool):
             weights.export(net, shape, source, target)
-            _dist.lead(partial(sched.publish, done, str(target), trainer))
+            figures = metrics.figures(metrics.line(batch, sums, norm, laps.seconds))
+            _dist.lead(partial(sched.publish, done, str(target), trainer, figures))
             _dist.lead(partial(discard_old_weights, sched, trainer, training.keep_weights, target.parent))
         laps.lap("export")
 
