@@ -19,6 +19,7 @@ from roq.errors import (
     UnknownGroup,
     UnknownRun,
     UnknownWeights,
+    UnknownWorker,
     UnsuitableServer,
 )
 from roq.trajectory import Prefix, Trajectory
@@ -26,6 +27,7 @@ from roq.types import (
     Batch,
     BatchGroup,
     Completion,
+    DeadLetter,
     Grant,
     Renewal,
     Reservation,
@@ -40,6 +42,7 @@ __all__ = [
     "Completion",
     "ConfigError",
     "ConfigMismatch",
+    "DeadLetter",
     "Fenced",
     "Grant",
     "Invalid",
@@ -62,6 +65,7 @@ __all__ = [
     "UnknownGroup",
     "UnknownRun",
     "UnknownWeights",
+    "UnknownWorker",
     "UnsuitableServer",
     "WeightsRef",
     "load_job",

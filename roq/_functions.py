@@ -37,8 +37,14 @@ COMPLETE = Function(
     (*_CLAIM, "reward:float", "tokens:integer", "oldest:integer", "newest:integer", "payload:bytes"),
     once=True,
 )
+FINISH = Function(
+    "finish",
+    ("group:integer", "token:integer", "worker:name", "keep:integer", "reason:text", "advantages:text"),
+    once=True,
+)
 RELEASE = Function("release", (*_CLAIM, "failed:integer", "reason:text", "prefix:bytes"), once=True)
 SAVE_PREFIX = Function("save_prefix", (*_CLAIM, "prefix:bytes"))
+DRAIN = Function("drain", ("worker:name", "reason:text"))
 LEAVE = Function("leave", ("worker:name",))
 PIN = Function("pin", ("worker:name", "version:optional"))
 TAKE = Function("take", ("trainer:name", "version:optional"))
@@ -47,6 +53,7 @@ CHECKPOINTED = Function("checkpointed", ("trainer:name", "version:integer"))
 RETIRE_WEIGHTS = Function("retire_weights", ("trainer:name", "keep:integer"))
 DROP = Function("drop", ("group:integer", "reason:text"), once=True)
 FILTER = Function("filter", ("group:integer", "reason:text"), once=True)
+REVIVE = Function("revive", ("ordinal:integer",), once=True)
 PAUSE = Function("pause", ("paused:integer",))
 STATUS = Function("status", reads=True)
 VERIFY = Function("verify", reads=True)
@@ -57,8 +64,10 @@ FUNCTIONS = (
     RESERVE,
     RENEW,
     COMPLETE,
+    FINISH,
     RELEASE,
     SAVE_PREFIX,
+    DRAIN,
     LEAVE,
     PIN,
     TAKE,
@@ -67,6 +76,7 @@ FUNCTIONS = (
     RETIRE_WEIGHTS,
     DROP,
     FILTER,
+    REVIVE,
     PAUSE,
     STATUS,
     VERIFY,

@@ -22,6 +22,7 @@ _MODULES = (
     "supply",
     "workers",
     "groups",
+    "finishing",
     "replies",
     "trainers",
     "arguments",

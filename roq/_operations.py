@@ -19,13 +19,14 @@ from roq._keys import keys_of
 from roq._verify import Snapshot, broken_invariants
 from roq.audit import Audit, audit_events
 from roq.config import RunConfig
-from roq.errors import ConfigError, InvalidTrajectory, Refused, StateLost, UnknownRun, refusal
+from roq.errors import ConfigError, Fenced, InvalidTrajectory, Refused, StateLost, UnknownRun, refusal
 from roq.trajectory import Prefix, Trajectory
 from roq.types import (
     Batch,
     BatchGroup,
     BatchMember,
     Completion,
+    DeadLetter,
     Grant,
     Release,
     Removal,
@@ -81,6 +82,7 @@ class _MemberRecord(msgspec.Struct):
     v: int = 0
     reward: float = 0.0
     tokens: int = 0
+    advantage: float | None = None
 
 
 class _TakeReply(msgspec.Struct):
@@ -110,6 +112,10 @@ class _Created(msgspec.Struct):
 
 class _Left(msgspec.Struct):
     left: int
+
+
+class _Drained(msgspec.Struct):
+    claims: int
 
 
 class _Retired(msgspec.Struct):
@@ -216,6 +222,19 @@ class Operations:
     def pause(self, paused: bool) -> Operation[None]:
         yield from self._ask(f.PAUSE, dict, paused)
 
+    def dead(self) -> Operation[list[DeadLetter]]:
+        letters: dict[str, DeadLetter] = {}
+        cursor: bytes | int = 0
+        while True:
+            cursor, page = yield Command(("HSCAN", self.keys["dead"], cursor, "COUNT", _PAGE))
+            for ordinal, letter in _pairs(page).items():
+                letters[ordinal] = msgspec.json.decode(letter, type=DeadLetter)
+            if int(cursor) == 0:
+                return sorted(letters.values(), key=lambda letter: letter.ordinal)
+
+    def revive(self, ordinal: int) -> Operation[None]:
+        yield from self._ask(f.REVIVE, dict, ordinal)
+
     def status(self) -> Operation[Status]:
         status = yield from self._ask(f.STATUS, Status)
         return msgspec.structs.replace(status, run=self.run)
@@ -285,6 +304,25 @@ class Operations:
             for answer in answers
         ]
 
+    def members(self, group: int) -> Operation[list[Trajectory]]:
+        record = yield Command(("HGET", self.keys["groups"], group))
+        if record is None:
+            raise Fenced(f"group {group} has left the run; drop this work")
+        members = msgspec.json.decode(record, type=_GroupRecord, strict=False).members
+        names = [f"{group}.{m}" for m, member in enumerate(members, 1) if member.state == "complete"]
+        data = (yield Command(("HMGET", self.keys["payloads"], *names))) if names else []
+        if None in data:  # it left between the two looks
+            raise Fenced(f"group {group} has left the run; drop this work")
+        return [Trajectory.decode(payload) for payload in data]
+
+    def finish(
+        self, claim: Reservation, keep: bool, reason: str, advantages: Sequence[float] | None
+    ) -> Operation[Completion]:
+        # as text: the library keeps all digits of a number that it does not parse
+        given = "" if advantages is None else json.dumps([repr(float(value)) for value in advantages])
+        why = "" if keep else _reason(reason)
+        return self._ask(f.FINISH, Completion, claim.group, claim.token, claim.worker, keep, why, given)
+
     def release(
         self, claim: Reservation, prefix: Prefix | None, reason: str, error: str | None
     ) -> Operation[Release]:
@@ -305,6 +343,10 @@ class Operations:
     ) -> Operation[Renewal]:
         about = "" if info is None else json.dumps(info)
         return self._ask(f.RENEW, Renewal, worker, "" if version is None else version, about, acknowledged)
+
+    def drain(self, worker: str, reason: str) -> Operation[int]:
+        reply = yield from self._ask(f.DRAIN, _Drained, worker, _reason(reason))
+        return reply.claims
 
     def leave(self, worker: str) -> Operation[None]:
         while (yield from self._ask(f.LEAVE, _Left, worker)).left > 0:
@@ -333,7 +375,13 @@ class Operations:
                 v_traj=record.v,
                 staleness=reply.version - record.v,
                 members=[
-                    BatchMember(member=m, reward=member.reward, tokens=member.tokens, v_traj=member.v)
+                    BatchMember(
+                        member=m,
+                        reward=member.reward,
+                        tokens=member.tokens,
+                        v_traj=member.v,
+                        advantage=member.advantage,
+                    )
                     for m, member in enumerate(record.members, start=1)
                     if member.state == "complete"
                 ],

@@ -214,7 +214,13 @@ def _claims(run: Snapshot) -> Iterator[str]:
     for group in run.index["reserved"]:
         if group not in run.groups:
             continue
-        for m, member in enumerate(run.groups[group]["members"], 1):
+        record = run.groups[group]
+        parts = dict(enumerate(record["members"], 1))
+        if "finish" in record:
+            parts[0] = record["finish"]
+        elif sum(m["state"] == "complete" for m in parts.values()) >= int(run.config["group_size"]):
+            yield f"group {group} has all its members but is not placed, and nobody is to post-process it"
+        for m, member in parts.items():
             name = f"{group}.{m}"
             if member["token"]:
                 tokens[member["token"]] += 1

@@ -39,6 +39,7 @@ from roq.types import (
     Batch,
     BatchGroup,
     Completion,
+    DeadLetter,
     Grant,
     Release,
     Removal,
@@ -180,6 +181,14 @@ class AsyncScheduler:
         """As :meth:`Scheduler.resume`."""
         await self._run(self._operations.pause(False))
 
+    async def dead(self) -> list[DeadLetter]:
+        """As :meth:`Scheduler.dead`."""
+        return await self._run(self._operations.dead())
+
+    async def revive(self, ordinal: int) -> None:
+        """As :meth:`Scheduler.revive`."""
+        await self._run(self._operations.revive(ordinal))
+
     async def status(self) -> Status:
         """As :meth:`Scheduler.status`."""
         return await self._run(self._operations.status())
@@ -224,6 +233,21 @@ class AsyncScheduler:
         """As :meth:`Scheduler.complete_many`."""
         return await self._run(self._operations.complete_many(finished))
 
+    async def members(self, group: int) -> list[Trajectory]:
+        """As :meth:`Scheduler.members`."""
+        return await self._run(self._operations.members(group))
+
+    async def finish(
+        self,
+        reservation: Reservation,
+        *,
+        keep: bool = True,
+        reason: str = "",
+        advantages: Sequence[float] | None = None,
+    ) -> Completion:
+        """As :meth:`Scheduler.finish`."""
+        return await self._run(self._operations.finish(reservation, keep, reason, advantages))
+
     async def release(
         self,
         reservation: Reservation,
@@ -246,6 +270,10 @@ class AsyncScheduler:
         renewal = await self._run(self._operations.renew(worker, version, info, acknowledged))
         self._acknowledged[worker] = renewal.acknowledge
         return renewal
+
+    async def drain(self, worker: str, reason: str = "asked to") -> int:
+        """As :meth:`Scheduler.drain`."""
+        return await self._run(self._operations.drain(worker, reason))
 
     async def leave(self, worker: str) -> None:
         """As :meth:`Scheduler.leave`."""

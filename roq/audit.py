@@ -129,6 +129,12 @@ class _Replay:
         if group is None or group.place != _place(event["at"]):
             self.problem(f"group {event['group']} was issued at {event['at']}, which is not its place")
 
+    def on_revived(self, event: Event) -> None:
+        ordinal = int(event["ordinal"])
+        if self.fate.get(ordinal) != "dead":
+            self.problem(f"ordinal {ordinal} was revived while it was {self.fate.get(ordinal)}")
+        self.fate[ordinal] = "requeued"
+
     def on_expired(self, _event: Event) -> None:
         self.found.expired += 1
 

@@ -37,6 +37,7 @@ from roq.types import (
     Batch,
     BatchGroup,
     Completion,
+    DeadLetter,
     Grant,
     Release,
     Removal,
@@ -211,6 +212,19 @@ class Scheduler:
         """Admit new prompts again."""
         self._run(self._operations.pause(False))
 
+    def dead(self) -> list[DeadLetter]:
+        """The prompts that were given up, by ordinal, each with its last error."""
+        return self._run(self._operations.dead())
+
+    def revive(self, ordinal: int) -> None:
+        """Put a prompt that was given up back; it is issued before any new one.
+
+        Raises:
+            NotReady: it is not a dead letter.
+            RunEnded: the run is over.
+        """
+        self._run(self._operations.revive(ordinal))
+
     def status(self) -> Status:
         """One consistent picture of the run."""
         return self._run(self._operations.status())
@@ -275,6 +289,35 @@ class Scheduler:
         """
         return self._run(self._operations.complete_many(finished))
 
+    def members(self, group: int) -> list[Trajectory]:
+        """The complete trajectories of a group, in the order of its members: what ``finish`` is about.
+
+        Raises:
+            Fenced: the group has left the run.
+        """
+        return self._run(self._operations.members(group))
+
+    def finish(
+        self,
+        reservation: Reservation,
+        *,
+        keep: bool = True,
+        reason: str = "",
+        advantages: Sequence[float] | None = None,
+    ) -> Completion:
+        """Hand in the post-processing of a group; the group is placed, or filtered.
+
+        Args:
+            reservation: the claim on it (member 0), from ``complete`` or ``reserve``.
+            keep: False takes the group out of the run. reason: why, for people.
+            advantages: one for each complete member, in order; None leaves them to the trainer.
+
+        Raises:
+            Fenced: the claim was superseded.
+            Invalid: not one finite advantage for each member.
+        """
+        return self._run(self._operations.finish(reservation, keep, reason, advantages))
+
     def release(
         self,
         reservation: Reservation,
@@ -318,6 +361,16 @@ class Scheduler:
         renewal = self._run(self._operations.renew(worker, version, info, acknowledged))
         self._acknowledged[worker] = renewal.acknowledge
         return renewal
+
+    def drain(self, worker: str, reason: str = "asked to") -> int:
+        """Ask a worker to go: it gets no more work, ends what it has, and leaves.
+
+        Returns: the claims that it still holds.
+
+        Raises:
+            UnknownWorker: no such worker is attached.
+        """
+        return self._run(self._operations.drain(worker, reason))
 
     def leave(self, worker: str) -> None:
         """The worker goes; claims it still holds are issued to others."""

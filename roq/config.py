@@ -46,6 +46,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             hand-back is none) before its prompt is dead-lettered; also drops of one prompt.
         on_drop: what happens to a dropped prompt.
         filter_zero_variance: drop finished groups whose rewards are all equal (dynamic sampling).
+        post_process: ``module:function`` that a worker runs over every finished group before it is placed
+            (roq/postprocess.py says how it is called); None places it at once.
         stuck_timeout_s: drop the nearest buffer's unfinished groups after waiting so long; None never.
         max_inflight: cap on trajectories leased out at once over all workers.
         max_payload_bytes: admission stops while this much trajectory data is in Redis.
@@ -65,6 +67,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_attempts: Positive = 8
     on_drop: Literal["requeue", "discard"] = "requeue"
     filter_zero_variance: bool = False
+    post_process: Annotated[str, Meta(pattern=r"^[\w.]+:\w+$")] | None = None
     stuck_timeout_s: Seconds | None = None
     max_inflight: Positive | None = None
     max_payload_bytes: Positive | None = None

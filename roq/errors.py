@@ -13,6 +13,7 @@
         ├── NotReady           ROQ_NOT_READY     a step out of order, e.g. publish before take
         ├── UnknownRun         ROQ_NO_RUN        nothing was created under this name
         ├── UnknownGroup       ROQ_NO_GROUP      no such group was ever issued
+        ├── UnknownWorker      ROQ_NO_WORKER     no such worker is attached
         ├── UnknownWeights     ROQ_NO_WEIGHTS    the weights version is not (or no longer) registered
         ├── ConfigMismatch     ROQ_CONFIG        the run exists with another configuration
         ├── Invalid            ROQ_INVALID       an argument is out of range
@@ -41,6 +42,7 @@ __all__ = [
     "UnknownGroup",
     "UnknownRun",
     "UnknownWeights",
+    "UnknownWorker",
     "UnsuitableServer",
     "refusal",
 ]
@@ -100,6 +102,12 @@ class UnknownGroup(Refused):
     code = "ROQ_NO_GROUP"
 
 
+class UnknownWorker(Refused):
+    """No worker of this name is attached to the run."""
+
+    code = "ROQ_NO_WORKER"
+
+
 class UnknownWeights(Refused):
     """The weights version is not registered, or was retired; take the newest instead."""
 
@@ -137,6 +145,7 @@ CODES: dict[str, type[Refused]] = {
         NotReady,
         UnknownRun,
         UnknownGroup,
+        UnknownWorker,
         UnknownWeights,
         ConfigMismatch,
         Invalid,

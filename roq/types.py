@@ -19,6 +19,7 @@ __all__ = [
     "BufferStatus",
     "Cancelled",
     "Completion",
+    "DeadLetter",
     "Grant",
     "Ledger",
     "RefusalReason",
@@ -32,7 +33,9 @@ __all__ = [
     "WorkerStatus",
 ]
 
-RefusalReason = Literal["window_full", "inflight_cap", "paused", "exhausted", "bytes", "worker_stale"]
+RefusalReason = Literal[
+    "window_full", "inflight_cap", "paused", "exhausted", "bytes", "worker_stale", "draining"
+]
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +43,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         group: the group's number, unique in the run.
-        member: which of the group's candidates, from 1.
+        member: which of the group's candidates, from 1; 0 is the group's post-processing (``finish``).
         token: the fencing token; rises with every issue of this member.
         ordinal: position of the prompt in the run's prompt order, from 0.
         v_traj: oldest weights version of any part of the group.
@@ -85,13 +88,16 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     ``status`` is "open" (the group waits for other members), "occupied" (the group took its final
     kind of place, named by ``buffer`` and ``slot``), "filtered" (the group gives no gradient and
-    left) or "surplus" (not needed; nothing was kept). ``ready`` names the buffer that this call made READY.
+    left), "surplus" (not needed; nothing was kept) or "finishing" (the run post-processes groups, and
+    ``finish`` is the claim on it, for this worker to hand in). ``ready`` names the buffer that this call
+    made READY.
     """
 
-    status: Literal["open", "occupied", "filtered", "surplus"]
+    status: Literal["open", "occupied", "filtered", "surplus", "finishing"]
     buffer: int | None = None
     slot: int | None = None
     ready: int | None = None
+    finish: Reservation | None = None
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +110,24 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to ``drop`` and ``filter``: what became of the prompt."""
 
     status: Literal["requeued", "discarded", "filtered", "dead"]
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt that was given up, and why.
+
+    Attributes:
+        ordinal: which.
+        drops: how often its groups were dropped.
+        attempt: attempts at its most tried member.
+        reason: the last error, or why it was dropped.
+        at: when, in milliseconds of the server's clock since 1970.
+    """
+
+    ordinal: int
+    drops: int
+    attempt: int
+    reason: str
+    at: int
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +146,7 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
         version: the newest published weights version.
         cancelled: claims of this worker to stop generating, those lost to an expired lease included;
             told again until acknowledged.
+        draining: somebody asked this worker to go: end what it has, then leave.
         paused: admission is paused.
         ended: the run is over.
         acknowledge: internal; the client passes it with the next renewal.
@@ -129,18 +154,23 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     cancelled: list[Cancelled] = []
+    draining: bool = False
     paused: bool = False
     ended: bool = False
     acknowledge: int = 0
 
 
 class BatchMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One trajectory of a batch: which, its reward, its response length, its oldest version."""
+    """One trajectory of a batch: which, its reward, its response length, its oldest version.
+
+    ``advantage`` is what the group's post-processing gave it; None when the trainer computes it.
+    """
 
     member: int
     reward: float
     tokens: int
     v_traj: int
+    advantage: float | None = None
 
 
 class BatchGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +216,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: the version it has loaded, its claims, and when its lease runs out.
 
     ``info`` is what the worker last said of itself (JSON text), ``error`` its last failed attempt and
-    ``error_age_s`` how long ago that was.
+    ``error_age_s`` how long ago that was; ``draining`` says that it was asked to go.
     """
 
     worker: str
@@ -194,6 +224,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     claims: int = 0
     lease_left_s: float = 0.0
     since_s: float = 0.0
+    draining: bool = False
     info: str = ""
     error: str = ""
     error_age_s: float | None = None

@@ -1,6 +1,7 @@
 --[[
 roq_complete: hand in a finished trajectory. When it completes its group, the group takes its final kind
-of place (Occupy with compaction), unless the zero-variance filter removes it or nothing needs it.
+of place (Occupy with compaction), unless the zero-variance filter removes it, its post-processing comes
+first (post_process), or nothing needs it.
 
 Arguments:
   request   identity of the call (lib/replies.lua)
@@ -10,65 +11,26 @@ Arguments:
   oldest, newest   oldest and newest weights version among its segments
   payload   msgpack of the trajectory (roq/trajectory.py)
 Reply:
-  status    "open" | "occupied" | "filtered" | "surplus"
+  status    "open" | "occupied" | "filtered" | "surplus" | "finishing"
   buffer, slot   the place, when it is occupied
   ready     the buffer that became READY by it
+  finish    when it is finishing: the claim on the group's post-processing, now the caller's (roq_finish)
 Refusals:
   ROQ_FENCED   the claim was superseded; drop the work
   ROQ_INVALID  a segment older than the claim or newer than what is published; too much data
-Events: complete, occupy, filtered, discarded
+Events: complete, finishing, occupy, filtered, discarded
 ]]
 
 -- The answer for a group whose members are all in: where it is.
-local function standing(run, record)
+local function standing(run, record, worker)
   local kind, buffer, slot = slots.find(run, record.group)
-  if kind == "reserved" then
+  local finish = record.finish
+  if finish and finish.state == "leased" and finish.worker == worker then
+    return { status = "finishing", finish = groups.claim(record, 0, buffer, slot) }
+  elseif kind == "reserved" then
     return { status = "open" }
   end
   return { status = "occupied", buffer = buffer, slot = slot }
-end
-
-local function complete_members(record)
-  local count, varied, first = 0, false, nil
-  for _, member in ipairs(record.members) do
-    if member.state == "complete" then
-      count = count + 1
-      first = first or member.reward
-      varied = varied or member.reward ~= first
-    end
-  end
-  return count, varied
-end
-
-local function occupy(run, record)
-  groups.cancel_open(run, record, "group_complete")
-  record.v = groups.oldest(record)
-  local buffer, slot = placement.occupy(run, record.group, record.v)
-  if not buffer then
-    groups.delete(run, record)
-    context.add(run, "discarded", 1)
-    events.log(run, "discarded", { "group", record.group, "ordinal", record.ordinal, "reason", "surplus" })
-    return { status = "surplus" }
-  end
-  groups.write(run, record)
-  events.log(run, "occupy", {
-    "group",
-    record.group,
-    "ordinal",
-    record.ordinal,
-    "at",
-    text.place(buffer, slot),
-    "v_traj",
-    record.v,
-  })
-  local ready
-  if slots.counts(run, buffer).occupied == run.config.batch_size then
-    ready = buffer
-    if run.config.buffer_slots > run.config.batch_size then
-      groups.cancel_hopeless(run)
-    end
-  end
-  return { status = "occupied", buffer = buffer, slot = slot, ready = ready }
 end
 
 transition.define({
@@ -86,10 +48,13 @@ transition.define({
     "payload:bytes",
   },
   apply = function(run, args)
+    if args.member == 0 then
+      refuse.with("INVALID", "member 0 is a group's post-processing; hand it in with finish")
+    end
     local record = groups.read(run, args.group)
     local member = groups.claimed(record, args.member, args.token, args.worker)
     if member.state == "complete" then
-      return standing(run, record)
+      return standing(run, record, args.worker)
     end
     groups.check_size(run, args.payload)
     if args.oldest < member.v or args.newest > run.state.version then
@@ -104,7 +69,6 @@ transition.define({
     end
 
     groups.finish(run, record, args)
-    local count, varied = complete_members(record)
     events.log(run, "complete", {
       "group",
       args.group,
@@ -120,13 +84,6 @@ transition.define({
     if run.config.max_inflight then
       events.signal(run, "inflight")
     end
-    if count < run.config.group_size then
-      groups.write(run, record)
-      return { status = "open" }
-    elseif run.config.filter_zero_variance == 1 and not varied then
-      groups.retire(run, record, "filter", "zero_variance")
-      return { status = "filtered" }
-    end
-    return occupy(run, record)
+    return finishing.advance(run, record, args.worker)
   end,
 })

@@ -4,7 +4,7 @@ trajectory anew, or continues from the prefix.
 
 Arguments:
   request   identity of the call (lib/replies.lua)
-  group, member, token, worker   the claim
+  group, member, token, worker   the claim (member 0: the post-processing of a group)
   failed    1 when the attempt failed (counts against max_attempts, starts clean), 0 for a detach
   reason    why, for people; the error when it failed
   prefix    msgpack of the tokens so far; "" keeps what was saved before
@@ -30,11 +30,9 @@ transition.define({
   apply = function(run, args)
     local record = groups.read(run, args.group)
     local member = groups.running(record, args.member, args.token, args.worker)
-    groups.check_size(run, args.prefix)
     local failed = args.failed == 1
     if args.prefix ~= "" and not failed then
-      redis.call("HSET", run.key.prefixes, text.member(args.group, args.member), args.prefix)
-      member.prefix = true
+      groups.keep_prefix(run, args, member)
     end
     if failed then
       workers.note_error(run, args.worker, args.reason)

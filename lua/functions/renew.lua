@@ -8,7 +8,7 @@ Arguments:
   info          JSON object about itself for people to read; "" leaves it as it was
   acknowledged  the `acknowledge` of its last renewal, 0 at first: cancellations up to it are forgotten
 Reply:
-  version, cancelled (group, member, token, reason), acknowledge, paused, ended
+  version, cancelled (group, member, token, reason), acknowledge, draining, paused, ended
 Events: worker_joined, and those of expired leases
 ]]
 transition.define({
@@ -16,10 +16,9 @@ transition.define({
   arguments = { "worker:name", "version:optional", "info:text", "acknowledged:integer" },
   frees = true,
   apply = function(run, args)
-    workers.touch(run, args.worker)
+    local record = workers.touch(run, args.worker)
     workers.reap(run)
     if args.version >= 0 or args.info ~= "" then
-      local record = text.object(redis.call("HGET", run.key.workers, args.worker))
       if args.version >= 0 then
         record.version = args.version
         workers.pin_loaded(run, args.worker, args.version)
@@ -27,13 +26,14 @@ transition.define({
       if args.info ~= "" then
         record.info = args.info
       end
-      redis.call("HSET", run.key.workers, args.worker, text.json(record))
+      workers.write(run, record)
     end
     local cancelled, newest = workers.cancellations(run, args.worker, args.acknowledged)
     return {
       version = run.state.version,
       cancelled = text.array(cancelled),
       acknowledge = newest,
+      draining = record.draining == true,
       paused = run.state.paused == 1,
       ended = run.state.ended == 1,
     }

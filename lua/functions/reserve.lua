@@ -23,8 +23,9 @@ local PASSED = 16 -- waiting members that may be passed over because these weigh
 local function lease(run, out, record, worker, version, room, waited)
   local _, buffer, slot = slots.find(run, record.group)
   local given, what = {}, waited and "issue" or "reserve"
-  for m, member in ipairs(record.members) do
-    if room > 0 and member.state == "pending" then
+  for m = 0, #record.members do
+    local member = groups.part(record, m)
+    if room > 0 and member and member.state == "pending" then
       if waited then
         redis.call("ZREM", run.key.pending, text.member(record.group, m))
         what = member.given_up and "reissue" or what
@@ -41,19 +42,7 @@ local function lease(run, out, record, worker, version, room, waited)
   end
   groups.write(run, record)
   for _, m in ipairs(given) do
-    local member = record.members[m]
-    out[#out + 1] = {
-      group = record.group,
-      member = m,
-      token = member.token,
-      ordinal = record.ordinal,
-      v_traj = record.v,
-      buffer = buffer,
-      slot = slot,
-      attempt = member.attempt,
-      worker = worker,
-      prefix = member.prefix,
-    }
+    out[#out + 1] = groups.claim(record, m, buffer, slot)
   end
   events.log(run, what, {
     "group",
@@ -85,7 +74,7 @@ local function reissue(run, out, args, room)
       seen[group] = true
       local record = groups.read(run, group)
       local _, buffer = slots.find(run, group)
-      if buffer <= args.version + run.config.eta then
+      if record.finish or buffer <= args.version + run.config.eta then
         room = lease(run, out, record, args.worker, args.version, room, true)
       end
     end
@@ -161,8 +150,9 @@ transition.define({
     local out, refused = {}
     if run.state.ended == 1 then
       refused = "exhausted"
+    elseif workers.touch(run, args.worker).draining then
+      refused = "draining"
     else
-      workers.touch(run, args.worker)
       local more = workers.reap(run)
       local asked = math.min(args.limit, MOST)
       local room = asked

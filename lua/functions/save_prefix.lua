@@ -15,10 +15,9 @@ transition.define({
   apply = function(run, args)
     local record = groups.read(run, args.group)
     local member = groups.running(record, args.member, args.token, args.worker)
-    groups.check_size(run, args.prefix)
-    redis.call("HSET", run.key.prefixes, text.member(args.group, args.member), args.prefix)
-    if not member.prefix then
-      member.prefix = true
+    local first = not member.prefix
+    groups.keep_prefix(run, args, member)
+    if first then
       groups.write(run, record)
     end
     return {}

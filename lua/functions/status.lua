@@ -55,10 +55,11 @@ local function waiting(run)
     local record = groups.read(run, tonumber(id))
     local _, buffer, slot = slots.find(run, record.group)
     local owners, named, pending = {}, {}, 0
-    for _, member in ipairs(record.members) do
-      if member.state == "pending" then
+    for m = 0, #record.members do
+      local member = groups.part(record, m)
+      if member and member.state == "pending" then
         pending = pending + 1
-      elseif member.state == "leased" and not named[member.worker] then
+      elseif member and member.state == "leased" and not named[member.worker] then
         named[member.worker] = true
         owners[#owners + 1] = member.worker
       end
@@ -81,7 +82,7 @@ local function worker_list(run)
   local alive = redis.call("ZRANGE", run.key.heartbeats, "0", text.int(WORKERS - 1), "WITHSCORES")
   for i = 1, #alive, 2 do
     local worker = alive[i]
-    local record = text.object(redis.call("HGET", run.key.workers, worker))
+    local record = workers.read(run, worker)
     out[#out + 1] = {
       worker = worker,
       version = record.version,
@@ -89,6 +90,7 @@ local function worker_list(run)
       lease_left_s = seconds(tonumber(alive[i + 1]) - run.now),
       since_s = seconds(run.now - record.since),
       info = record.info,
+      draining = record.draining,
       error = record.error,
       error_age_s = record.error_at and seconds(run.now - record.error_at),
     }

@@ -11,6 +11,14 @@ local function whole(value)
   end
 end
 
+-- A finite number as text, since cjson would cut it to 14 digits. Equal numbers give equal texts.
+function M.float(value)
+  local number = tonumber(value)
+  if number and number == number and math.abs(number) ~= math.huge then
+    return string.format("%.17g", number)
+  end
+end
+
 -- Each kind turns text into a value, or returns nil when the text is not of it.
 local kinds = {
   text = function(value)
@@ -24,13 +32,7 @@ local kinds = {
   optional = function(value)
     return value == "" and -1 or whole(value)
   end,
-  -- A finite number, kept as text: cjson would cut it to 14 digits. Equal numbers give equal texts.
-  float = function(value)
-    local number = tonumber(value)
-    if number and number == number and math.abs(number) ~= math.huge then
-      return string.format("%.17g", number)
-    end
-  end,
+  float = M.float,
   -- A worker, trainer or client: part of members of sorted sets, so no blanks.
   name = function(value)
     return #value <= 128 and string.match(value, NAME) or nil

@@ -44,6 +44,7 @@ local config_fields = {
   "max_attempts",
   "on_drop",
   "filter_zero_variance",
+  "post_process",
   "stuck_timeout_ms",
   "max_inflight",
   "max_payload_bytes",

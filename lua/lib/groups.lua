@@ -5,7 +5,10 @@
 --
 -- Member states: pending (to be issued), leased (worker, v), complete (v, reward, tokens, bytes) and
 -- cancelled (a candidate that was not needed). `v` is the oldest weights version of the member's parts;
--- `reward` is text, so that it keeps all its digits.
+-- `reward` and `advantage` are text, so that they keep all their digits.
+--
+-- With `post_process`, a group whose members are all in gets a `finish`: the claim on its post-processing,
+-- issued, leased and given up like a member, under the number 0.
 
 local M = {}
 
@@ -49,11 +52,18 @@ function M.create(run, ordinal, drops, attempt)
   }
 end
 
+-- A member of a group; 0 is its post-processing. Nil when there is none.
+function M.part(record, m)
+  return m == 0 and record.finish or record.members[m]
+end
+
 -- The member that a claim names, leased or complete. Refuses a claim that is no longer held.
 function M.claimed(record, member, token, worker)
-  local found = record.members[member]
+  local found = M.part(record, member)
   local name = text.member(record.group, member)
-  if not found then
+  if not found and member == 0 then
+    refuse.with("FENCED", "group %d is not being post-processed; drop this work", record.group)
+  elseif not found then
     refuse.with("INVALID", "group %d has members 1 to %d, not %d", record.group, #record.members, member)
   elseif found.token ~= token then
     refuse.with(
@@ -93,18 +103,37 @@ end
 
 -- Issue a pending member to a worker that serves weights `version`.
 function M.issue(run, record, m, worker, version)
-  local member = record.members[m]
+  local member = M.part(record, m)
   member.state = "leased"
   member.token = context.next(run, "next_token")
   member.attempt = member.attempt + 1
   member.worker = worker
-  member.v = math.min(member.v or version, version)
+  if m > 0 then
+    member.v = math.min(member.v or version, version)
+  end
   redis.call("ZADD", run.key.claims, "0", worker .. " " .. text.member(record.group, m))
+end
+
+-- The claim on a leased member, as its worker is told.
+function M.claim(record, m, buffer, slot)
+  local member = M.part(record, m)
+  return {
+    group = record.group,
+    member = m,
+    token = member.token,
+    ordinal = record.ordinal,
+    v_traj = record.v,
+    buffer = buffer,
+    slot = slot,
+    attempt = member.attempt,
+    worker = member.worker,
+    prefix = member.prefix,
+  }
 end
 
 -- Take a leased member off its worker's claims.
 local function unclaim(run, record, m)
-  redis.call("ZREM", run.key.claims, record.members[m].worker .. " " .. text.member(record.group, m))
+  redis.call("ZREM", run.key.claims, M.part(record, m).worker .. " " .. text.member(record.group, m))
 end
 
 -- Refuse data above the size limit.
@@ -133,6 +162,29 @@ function M.finish(run, record, args)
   member.v, member.reward, member.tokens, member.bytes = args.oldest, args.reward, args.tokens, #args.payload
 end
 
+-- Keep the tokens of a running claim.
+function M.keep_prefix(run, args, member)
+  if args.member == 0 then
+    refuse.with("INVALID", "a group's post-processing has no tokens to keep")
+  end
+  M.check_size(run, args.prefix)
+  redis.call("HSET", run.key.prefixes, text.member(args.group, args.member), args.prefix)
+  member.prefix = true
+end
+
+-- The post-processing of a group is done; `advantages` are those of its complete members, or nil.
+function M.finished(run, record, advantages)
+  unclaim(run, record, 0)
+  record.finish = nil
+  local i = 0
+  for _, member in ipairs(record.members) do
+    if advantages and member.state == "complete" then
+      i = i + 1
+      member.advantage = advantages[i]
+    end
+  end
+end
+
 -- Queue a pending member for whoever asks next.
 function M.queue(run, record, m)
   redis.call(
@@ -146,7 +198,7 @@ end
 -- Make a leased member pending again. `failed` counts against max_attempts; a failed attempt is
 -- regenerated from its start unless `keep` says that its saved tokens are good.
 function M.reopen(run, record, m, failed, keep)
-  local member, name = record.members[m], text.member(record.group, m)
+  local member, name = M.part(record, m), text.member(record.group, m)
   unclaim(run, record, m)
   if not keep and member.prefix then
     redis.call("HDEL", run.key.prefixes, name)
@@ -162,16 +214,26 @@ function M.reopen(run, record, m, failed, keep)
   M.queue(run, record, m)
 end
 
--- Cancel every member that is not complete and tell the workers.
+-- Take a member from its worker, who is told, or from the queue.
+local function cancel(run, record, m, reason)
+  local member, name = M.part(record, m), text.member(record.group, m)
+  if member.state == "leased" then
+    unclaim(run, record, m)
+    workers.tell_cancelled(run, member.worker, name, member.token, reason)
+  elseif member.state == "pending" then
+    redis.call("ZREM", run.key.pending, name)
+  end
+end
+
+-- Cancel every member that is not complete, and the group's post-processing.
 function M.cancel_open(run, record, reason)
+  if record.finish then
+    cancel(run, record, 0, reason)
+    record.finish = nil
+  end
   for m, member in ipairs(record.members) do
     local name = text.member(record.group, m)
-    if member.state == "leased" then
-      unclaim(run, record, m)
-      workers.tell_cancelled(run, member.worker, name, member.token, reason)
-    elseif member.state == "pending" then
-      redis.call("ZREM", run.key.pending, name)
-    end
+    cancel(run, record, m, reason)
     if member.state ~= "complete" then
       if member.prefix then
         redis.call("HDEL", run.key.prefixes, name)
@@ -193,17 +255,21 @@ function M.delete(run, record)
   context.add(run, "payload_bytes", -bytes)
 end
 
+local function attempts(record)
+  local most = 0
+  for _, member in ipairs(record.members) do
+    most = math.max(most, member.attempt)
+  end
+  return most
+end
+
 -- Where the prompt of a retired group goes: each returns what became of it.
 local fates = {
   requeue = function(run, record, reason)
-    local attempt = 0
-    for _, member in ipairs(record.members) do
-      attempt = math.max(attempt, member.attempt)
-    end
-    return supply.requeue(run, record.ordinal, record.drops + 1, attempt, reason)
+    return supply.requeue(run, record.ordinal, record.drops + 1, attempts(record), reason)
   end,
   bury = function(run, record, reason)
-    return supply.bury(run, record.ordinal, record.drops + 1, reason)
+    return supply.bury(run, record.ordinal, record.drops + 1, attempts(record), reason)
   end,
   discard = function(run)
     context.add(run, "discarded", 1)
@@ -253,7 +319,7 @@ end
 
 -- Whether a member has failed as often as it may.
 function M.given_up(run, record, m)
-  return record.members[m].failures >= run.config.max_attempts
+  return M.part(record, m).failures >= run.config.max_attempts
 end
 
 return M

@@ -8,6 +8,7 @@ local codes = {
   NOT_READY = true, -- a step out of order
   NO_RUN = true, -- nothing was created under this name
   NO_GROUP = true, -- no such group was ever issued
+  NO_WORKER = true, -- no such worker is attached
   NO_WEIGHTS = true, -- the weights version is not registered
   CONFIG = true, -- the run exists with another configuration
   INVALID = true, -- an argument is missing, malformed or out of range

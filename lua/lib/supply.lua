@@ -25,27 +25,35 @@ function M.next(run)
   return context.next(run, "next_ordinal"), 0, 0
 end
 
+local function queue(run, ordinal, drops, attempt)
+  redis.call("RPUSH", run.key.requeued, string.format("%.0f %.0f %.0f", ordinal, drops, attempt))
+end
+
 -- Give a prompt up, with the reason. Returns "dead".
-function M.bury(run, ordinal, drops, reason)
-  redis.call(
-    "HSET",
-    run.key.dead,
-    text.int(ordinal),
-    text.json({ ordinal = ordinal, drops = drops, reason = reason, at = run.now })
-  )
+function M.bury(run, ordinal, drops, attempt, reason)
+  local letter = { ordinal = ordinal, drops = drops, attempt = attempt, reason = reason, at = run.now }
+  redis.call("HSET", run.key.dead, text.int(ordinal), text.json(letter))
   return "dead"
+end
+
+-- Put a dead-lettered prompt back; false when it is none. Its next attempts go on counting, so that they
+-- are sampled anew; its drops start again.
+function M.revive(run, ordinal)
+  local letter = redis.call("HGET", run.key.dead, text.int(ordinal))
+  if not letter then
+    return false
+  end
+  redis.call("HDEL", run.key.dead, text.int(ordinal))
+  queue(run, ordinal, 0, text.object(letter).attempt)
+  return true
 end
 
 -- Put a prompt back, or give it up when it was dropped too often. Returns "requeued" or "dead".
 function M.requeue(run, ordinal, drops, attempt, reason)
   if drops >= run.config.max_attempts then
-    return M.bury(run, ordinal, drops, reason)
+    return M.bury(run, ordinal, drops, attempt, reason)
   end
-  redis.call(
-    "RPUSH",
-    run.key.requeued,
-    table.concat({ text.int(ordinal), text.int(drops), text.int(attempt) }, " ")
-  )
+  queue(run, ordinal, drops, attempt)
   return "requeued"
 end
 

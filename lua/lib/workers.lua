@@ -11,14 +11,26 @@ local function of(worker)
   return "[" .. worker .. " ", "[" .. worker .. "!" -- '!' follows ' '
 end
 
--- Extend a worker's lease; registers it when it is new.
+-- What a worker said of itself and what is said of it; nil when it is not attached.
+function M.read(run, worker)
+  local record = redis.call("HGET", run.key.workers, worker)
+  return record and text.object(record) or nil
+end
+
+function M.write(run, record)
+  redis.call("HSET", run.key.workers, record.worker, text.json(record))
+end
+
+-- Extend a worker's lease; registers it when it is new. Returns its record.
 function M.touch(run, worker)
-  local new = redis.call("ZADD", run.key.heartbeats, text.int(run.now + run.config.lease_ms), worker)
-  if new == 1 then
-    redis.call("ZREM", run.key.departed, worker)
-    redis.call("HSETNX", run.key.workers, worker, text.json({ worker = worker, since = run.now }))
-    events.log(run, "worker_joined", { "worker", worker })
+  if redis.call("ZADD", run.key.heartbeats, text.int(run.now + run.config.lease_ms), worker) == 0 then
+    return M.read(run, worker)
   end
+  local record = { worker = worker, since = run.now }
+  redis.call("ZREM", run.key.departed, worker)
+  M.write(run, record)
+  events.log(run, "worker_joined", { "worker", worker })
+  return record
 end
 
 -- Pins are text: "3 5" while a worker that serves version 3 loads version 5.
@@ -44,11 +56,10 @@ end
 
 -- Keep a worker's last failure, for those who ask why nothing moves.
 function M.note_error(run, worker, message)
-  local record = redis.call("HGET", run.key.workers, worker)
+  local record = M.read(run, worker)
   if record then
-    record = text.object(record)
     record.error, record.error_at = message, run.now
-    redis.call("HSET", run.key.workers, worker, text.json(record))
+    M.write(run, record)
   end
 end
 
@@ -129,8 +140,9 @@ end
 local function expire(run, worker, name)
   local group, m = text.parse_member(name)
   local record = groups.find(run, group)
-  if record and record.members[m].worker == worker then
-    M.tell_cancelled(run, worker, name, record.members[m].token, "lease_expired")
+  local member = record and groups.part(record, m)
+  if member and member.worker == worker then
+    M.tell_cancelled(run, worker, name, member.token, "lease_expired")
     events.log(run, "expired", { "group", group, "member", m, "worker", worker })
     M.reopen(run, record, m, true, true, "the lease of " .. worker .. " ran out")
   end

@@ -26,6 +26,18 @@ class Group:
     drops: int
     v: int
     members: list[Member] = field(default_factory=list)
+    finish: Member | None = None  # its post-processing, once all members are in
+
+    def part(self, m: int) -> Member:
+        """A member by its place from 0; -1 is the post-processing."""
+        if m >= 0:
+            return self.members[m]
+        assert self.finish is not None
+        return self.finish
+
+    def leased(self, worker: str) -> list[int]:
+        parts = [(m, self.part(m)) for m in range(-(self.finish is not None), len(self.members))]
+        return [m for m, part in parts if part.state == "leased" and worker in ("", part.worker)]
 
     def oldest(self) -> int:
         versions = [m.v for m in self.members if m.v is not None and m.state != "cancelled"]
@@ -52,6 +64,7 @@ class Model:
         self.requeued: list[tuple[int, int]] = []
         self.trained = self.filtered = self.discarded = 0
         self.dead: list[int] = []
+        self.draining: set[str] = set()
         self.paused = False
         self.ended = False
 
@@ -93,7 +106,7 @@ class Model:
         return total is not None and self.next_ordinal >= total and not self.requeued
 
     def inflight(self) -> int:
-        return sum(m.state == "leased" for g in self.live("reserved") for m in g.members)
+        return sum(len(g.leased("")) for g in self.live("reserved"))
 
     # -- moving -------------------------------------------------------------------------------------
 
@@ -130,15 +143,18 @@ class Model:
     # -- workers ------------------------------------------------------------------------------------
 
     def lease(self, group: Group, m: int, worker: str, version: int) -> tuple[int, int, int]:
-        member = group.members[m]
+        member = group.part(m)
         member.state, member.worker, member.token = "leased", worker, self.next_token
-        member.v = version if member.v is None else min(member.v, version)
+        if m >= 0:
+            member.v = version if member.v is None else min(member.v, version)
         self.next_token += 1
         return group.number, m + 1, member.token
 
     def reserve(self, worker: str, version: int, limit: int) -> tuple[list[tuple[int, int, int]], str | None]:
         if self.ended:
             return [], "exhausted"
+        if worker in self.draining:
+            return [], "draining"
         room = limit
         if self.config.max_inflight is not None:
             room = min(room, max(0, self.config.max_inflight - self.inflight()))
@@ -147,9 +163,9 @@ class Model:
         for group, _ in list(self.pending)[: room + 16]:
             found = self.find(group)
             assert found is not None
-            if found[1] <= version + self.config.eta:
-                for m, member in enumerate(group.members):
-                    if member.state == "pending" and len(given) < room:
+            if group.finish is not None or found[1] <= version + self.config.eta:
+                for m in range(-(group.finish is not None), len(group.members)):
+                    if group.part(m).state == "pending" and len(given) < room:
                         self.pending.remove((group, m))
                         given.append(self.lease(group, m, worker, version))
                 group.v = group.oldest()
@@ -196,7 +212,7 @@ class Model:
         return None
 
     def reopen(self, group: Group, m: int, *, failed: bool, keep: bool) -> str:
-        member = group.members[m]
+        member = group.part(m)
         member.prefix = member.prefix and keep
         if not member.prefix:
             member.v = None
@@ -210,15 +226,20 @@ class Model:
         return "pending"
 
     def expire(self, worker: str) -> None:
-        claims = sorted(
-            (f"{g.number}.{m + 1}", g, m)
-            for g in self.live("reserved")
-            for m, member in enumerate(g.members)
-            if member.state == "leased" and member.worker == worker
-        )
-        for _, group, m in claims:
-            if group.members[m].worker == worker:
+        self.draining.discard(worker)
+        for group, m in self.claims_of(worker):
+            if m in group.leased(worker):  # it may have gone with its group
                 self.reopen(group, m, failed=True, keep=True)
+
+    def claims_of(self, worker: str) -> list[tuple[Group, int]]:
+        """In the order that the library goes through them: by name, as text."""
+        claims = [(f"{g.number}.{m + 1}", g, m) for g in self.live("reserved") for m in g.leased(worker)]
+        return [(group, m) for _, group, m in sorted(claims, key=lambda claim: claim[0])]
+
+    def leave(self, worker: str) -> None:
+        self.draining.discard(worker)
+        for group, m in self.claims_of(worker):
+            self.reopen(group, m, failed=False, keep=True)
 
     def complete(self, group: Group, m: int, reward: float) -> tuple[str, int | None, int | None]:
         member = group.members[m]
@@ -232,6 +253,21 @@ class Model:
             return "filtered", None, None
         self.cancel_open(group)
         group.v = group.oldest()
+        if self.config.post_process is not None:
+            group.finish = Member()
+            self.lease(group, -1, member.worker, self.version)
+            return "finishing", None, None
+        return self.settle(group)
+
+    def finish(self, group: Group, keep: bool) -> tuple[str, int | None, int | None]:
+        if keep:
+            group.finish = None
+            return self.settle(group)
+        self.retire(group)
+        self.filtered += 1
+        return "filtered", None, None
+
+    def settle(self, group: Group) -> tuple[str, int | None, int | None]:
         place = self.occupy(group)
         if place is None:
             self.discarded += 1
@@ -275,7 +311,14 @@ class Model:
         self.put(target, slot, "occupied", group)
         return target, slot
 
+    def revive(self, ordinal: int) -> None:
+        self.dead.remove(ordinal)
+        self.requeued.append((ordinal, 0))
+
     def cancel_open(self, group: Group) -> None:
+        group.finish = None
+        if (group, -1) in self.pending:
+            self.pending.remove((group, -1))
         for m, member in enumerate(group.members):
             if member.state != "complete":
                 member.state, member.worker, member.prefix = "cancelled", "", False

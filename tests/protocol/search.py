@@ -78,7 +78,7 @@ class _World:
                 times = 1
                 if function == "lapse":
                     pipe.zadd(keys_of(copy)["heartbeats"], {values[0]: 1}, xx=True)
-                elif function in ("reserve", "complete", "release", "drop", "filter"):
+                elif function in ("reserve", "complete", "finish", "release", "drop", "filter", "revive"):
                     times = 2
                     request = f"c 1 {next(self.requests)}"
                     for _ in range(times):
@@ -108,12 +108,16 @@ def _actions(snapshot: Snapshot) -> Iterator[Action]:
             for limit in (1, 2):
                 yield "reserve", (worker, served, limit)
         yield "leave", (worker,)
+        yield "drain", (worker, "x")
         if worker in snapshot.heartbeats:
             yield "lapse", (worker,)
             yield "renew", (worker, "", "", 0)
     for group in snapshot.index["reserved"]:
         yield "drop", (group, "x")
-        for m, member in enumerate(snapshot.groups[group]["members"], 1):
+        record = snapshot.groups[group]
+        if "finish" in record:
+            yield from _finishes(group, record["finish"])
+        for m, member in enumerate(record["members"], 1):
             token = member["token"]
             if member["state"] == "leased":
                 claim = (group, m, token, member["worker"])
@@ -126,10 +130,23 @@ def _actions(snapshot: Snapshot) -> Iterator[Action]:
                 yield "complete", (group, m, token - 1, "a", 1, 1, version, version, b"payload")
     for group in snapshot.index["occupied"]:
         yield "filter", (group, "x")
+    for ordinal in snapshot.dead:
+        yield "revive", (ordinal,)
     yield "renew", ("observer", "", "", 0)
     yield "take", ("t", "")
     yield "publish", ("t", version + 1, "w", "")
     yield "checkpointed", ("t", version)
+
+
+def _finishes(group: int, finish: Any) -> Iterator[Action]:
+    """What can become of a group's post-processing."""
+    if finish["state"] == "leased":
+        claim = (group, finish["token"], finish["worker"])
+        yield "finish", (*claim, 1, "", '["0.5"]')
+        yield "finish", (*claim, 0, "dull", "")
+        yield "release", (group, 0, *claim[1:], 1, "failed", b"")
+    if finish["attempt"] > 1:  # the holder of the attempt before this one wakes up
+        yield "finish", (group, finish["token"] - 1, "a", 1, "", "")
 
 
 def _canonical(snapshot: Snapshot) -> Any:
@@ -166,14 +183,16 @@ def _canonical(snapshot: Snapshot) -> Any:
                         m["failures"],
                         m.get("prefix", False),
                         m.get("reward", ""),
+                        m.get("advantage", ""),
                     )
-                    for m in record["members"]
+                    for m in (*record["members"], *([record["finish"]] if "finish" in record else []))
                 ),
             )
             for record in records
         )
         leases = sorted((names.get(w, w), end == 1) for w, end in snapshot.lease_ends.items())
-        return groups, tuple(leases)  # an end of 1 has lapsed unnoticed
+        going = sorted(names.get(w, w) for w, said in snapshot.workers.items() if '"draining":true' in said)
+        return groups, tuple(leases), tuple(going)  # an end of 1 has lapsed unnoticed
 
     return unnamed, min(named({"a": "1", "b": "2"}), named({"a": "2", "b": "1"}))
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis.stateful import (
@@ -42,6 +43,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
         max_attempts=draw(st.sampled_from([2, 8])),
         on_drop=draw(st.sampled_from(["requeue", "discard"])),
         filter_zero_variance=group > 1 and draw(st.booleans()),
+        post_process=draw(st.sampled_from([None, "module:function"])),
     )
 
 
@@ -67,12 +69,19 @@ class Machine(RuleBasedStateMachine):
     def held(self, claim: Reservation) -> tuple[Group, Member]:
         groups = [*self.model.live("reserved"), *self.model.live("occupied")]
         group = next(g for g in groups if g.number == claim.group)
-        return group, group.members[claim.member - 1]
+        return group, group.part(claim.member - 1)
+
+    def members(self) -> list[Reservation]:
+        """Claims on trajectories, not on the post-processing of groups."""
+        return [claim for claim in self.claims if claim.member > 0]
+
+    def finishes(self) -> list[Reservation]:
+        return [claim for claim in self.claims if claim.member == 0]
 
     def sort_claims(self) -> None:
         """Claims that the model no longer knows as leased are stale."""
         current = {
-            (g.number, m.token) for g in self.model.live("reserved") for m in g.members if m.state == "leased"
+            (g.number, g.part(m).token) for g in self.model.live("reserved") for m in g.leased("")
         }
         for claim in [c for c in self.claims if (c.group, c.token) not in current]:
             self.claims.remove(claim)
@@ -91,18 +100,33 @@ class Machine(RuleBasedStateMachine):
             assert (claim.prefix is not None) == member.prefix
         self.claims += grant.reservations
 
-    @precondition(lambda self: self.claims)
+    @precondition(lambda self: self.members())
     @rule(data=st.data(), reward=st.sampled_from([0.0, 1.0, 1 / 3, 0.1 + 0.2]), again=st.booleans())
     def complete(self, data: st.DataObject, reward: float, again: bool) -> None:
-        claim = data.draw(st.sampled_from(self.claims))
+        claim = data.draw(st.sampled_from(self.members()))
         group, member = self.held(claim)
         assert member.v is not None
         payload = trajectory(member.v, reward)
         status, buffer, slot = self.model.complete(group, claim.member - 1, reward)
         done = self.sched.complete(claim, payload)
         assert (done.status, done.buffer, done.slot) == (status, buffer, slot)
-        if again and status in ("open", "occupied"):
-            assert self.sched.complete(claim, payload).status == status
+        if again and status in ("open", "occupied", "finishing"):
+            assert self.sched.complete(claim, payload) == msgspec.structs.replace(done, ready=None)
+        if done.finish is not None:
+            assert (done.finish.group, done.finish.member) == (claim.group, 0)
+            self.claims.append(done.finish)
+        self.sort_claims()
+
+    @precondition(lambda self: self.finishes())
+    @rule(data=st.data(), keep=st.booleans(), advantages=st.booleans())
+    def finish(self, data: st.DataObject, keep: bool, advantages: bool) -> None:
+        claim = data.draw(st.sampled_from(self.finishes()))
+        group, _ = self.held(claim)
+        assert len(self.sched.members(claim.group)) == self.model.config.group_size
+        given = [0.1 + 0.2] * self.model.config.group_size if advantages else None
+        expected = self.model.finish(group, keep)
+        done = self.sched.finish(claim, keep=keep, reason="dull", advantages=given)
+        assert (done.status, done.buffer, done.slot) == expected
         self.sort_claims()
 
     @precondition(lambda self: self.claims)
@@ -110,19 +134,19 @@ class Machine(RuleBasedStateMachine):
     def release(self, data: st.DataObject, how: str) -> None:
         claim = data.draw(st.sampled_from(self.claims))
         group, member = self.held(claim)
-        assert member.v is not None
-        if how == "prefix":
+        prefix = None
+        if how == "prefix" and member.v is not None:
             member.prefix = True
-        prefix = Prefix([1], [-1.0], [(member.v, 1)]) if how == "prefix" else None
+            prefix = Prefix([1], [-1.0], [(member.v, 1)])
         failed = how == "error"
         expected = self.model.reopen(group, claim.member - 1, failed=failed, keep=not failed)
         assert self.sched.release(claim, prefix, reason=how).status == expected
         self.sort_claims()
 
-    @precondition(lambda self: self.claims)
+    @precondition(lambda self: self.members())
     @rule(data=st.data())
     def save_prefix(self, data: st.DataObject) -> None:
-        claim = data.draw(st.sampled_from(self.claims))
+        claim = data.draw(st.sampled_from(self.members()))
         _, member = self.held(claim)
         assert member.v is not None
         self.sched.save_prefix(claim, Prefix([1], [-1.0], [(member.v, 1)]))
@@ -197,15 +221,23 @@ class Machine(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS))
     def leave(self, worker: str) -> None:
         self.sched.leave(worker)
-        claims = sorted(
-            (f"{g.number}.{m + 1}", g, m)
-            for g in self.model.live("reserved")
-            for m, member in enumerate(g.members)
-            if member.state == "leased" and member.worker == worker
-        )
-        for _, group, m in claims:
-            self.model.reopen(group, m, failed=False, keep=True)
+        self.model.leave(worker)
         self.sort_claims()
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def drain(self, worker: str) -> None:
+        self.sched.renew(worker)
+        self.sched.drain(worker)
+        self.model.draining.add(worker)
+        assert self.sched.renew(worker).draining
+
+    @precondition(lambda self: self.model.dead and not self.model.ended)
+    @rule(data=st.data())
+    def revive(self, data: st.DataObject) -> None:
+        ordinal = data.draw(st.sampled_from(self.model.dead))
+        assert ordinal in [letter.ordinal for letter in self.sched.dead()]
+        self.sched.revive(ordinal)
+        self.model.revive(ordinal)
 
     @rule()
     def pause(self) -> None:

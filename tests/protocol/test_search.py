@@ -17,6 +17,7 @@ SMALL = {
     "eta2": (RunConfig(eta=2, batch_size=2, buffer_slots=3, max_attempts=2, on_drop="discard"), 3),
     "groups": (RunConfig(eta=1, batch_size=1, group_size=2, max_attempts=2, filter_zero_variance=True), 4),
     "candidates": (RunConfig(eta=0, batch_size=1, group_size=1, group_candidates=2, max_attempts=2), 4),
+    "post-processed": (RunConfig(eta=0, batch_size=1, max_attempts=2, post_process="m:f"), 5),
     "ending": (RunConfig(eta=1, batch_size=1, prompts=2, max_attempts=1), 5),
 }
 

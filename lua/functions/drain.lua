@@ -1,0 +1,30 @@
+--[[
+roq_drain: ask a worker to go: it is given no more work, ends what it has, and leaves. Harmless to repeat.
+
+Arguments:
+  worker    which
+  reason    why, for people
+Reply:
+  claims    trajectories that it still holds
+Refusals:
+  ROQ_NO_WORKER  no such worker is attached
+Events: draining
+]]
+transition.define({
+  name = "drain",
+  arguments = { "worker:name", "reason:text" },
+  frees = true,
+  apply = function(run, args)
+    local record = workers.read(run, args.worker)
+    if not record then
+      refuse.with("NO_WORKER", "no worker %s is attached; `roq workers` lists them", args.worker)
+    end
+    if not record.draining then
+      record.draining = true
+      workers.write(run, record)
+      events.log(run, "draining", { "worker", args.worker, "reason", args.reason })
+      events.signal(run, "drain")
+    end
+    return { claims = workers.count_claims(run, args.worker) }
+  end,
+})

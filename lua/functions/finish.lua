@@ -1,0 +1,64 @@
+--[[
+roq_finish: the post-processing of a group is done (post_process). It takes its final kind of place, or
+leaves the run when it was found to be of no use.
+
+Arguments:
+  request     identity of the call (lib/replies.lua)
+  group, token, worker   the claim, whose member is 0
+  keep        1 to train the group, 0 to filter it
+  reason      why it is filtered, for people; "" when it is kept
+  advantages  JSON array of numbers as text, one for each complete member in order; "" when the trainer
+              computes them from the rewards
+Reply:
+  status      "occupied" | "filtered" | "surplus"
+  buffer, slot, ready   as of roq_complete
+Refusals:
+  ROQ_FENCED   the claim was superseded
+  ROQ_INVALID  keep is not 0 or 1; not one finite advantage for each complete member
+Events: occupy, filtered, discarded
+]]
+
+-- The advantages as text with all their digits; nil when none are given.
+local function read_advantages(record, given)
+  if given == "" then
+    return nil
+  end
+  local ok, values = pcall(cjson.decode, given)
+  local count = finishing.complete_members(record)
+  if not ok or type(values) ~= "table" or #values ~= count then
+    refuse.with("INVALID", "group %d needs one advantage for each of its %d members", record.group, count)
+  end
+  for i, value in ipairs(values) do
+    values[i] = arguments.float(tostring(value))
+    if not values[i] then
+      refuse.with("INVALID", "%s is not an advantage: a finite number", string.sub(tostring(value), 1, 40))
+    end
+  end
+  return values
+end
+
+transition.define({
+  name = "finish",
+  arguments = {
+    "request:text",
+    "group:integer",
+    "token:integer",
+    "worker:name",
+    "keep:integer",
+    "reason:text",
+    "advantages:text",
+  },
+  apply = function(run, args)
+    local record = groups.read(run, args.group)
+    groups.claimed(record, 0, args.token, args.worker)
+    if args.keep > 1 then
+      refuse.with("INVALID", "keep must be 1 (train it) or 0 (filter it), not %d", args.keep)
+    end
+    local advantages = read_advantages(record, args.advantages)
+    if args.keep == 0 then
+      return { status = groups.retire(run, record, "filter", args.reason) }
+    end
+    groups.finished(run, record, advantages)
+    return finishing.occupy(run, record)
+  end,
+})

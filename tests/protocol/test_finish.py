@@ -1,0 +1,171 @@
+"""Post-processing of finished groups before they are placed (roq_finish)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from roq import Fenced, Invalid, NotReady, Prefix, Reservation, RunConfig, Scheduler
+from tests.protocol.play import expire, trajectory
+
+CONFIG = RunConfig(eta=1, batch_size=1, group_size=2, post_process="mine:judge", max_attempts=2)
+
+
+def all_in(sched: Scheduler, worker: str = "w0", config: RunConfig = CONFIG) -> Reservation:
+    """A group whose members are all in; the claim on its post-processing."""
+    sched.create(config)
+    claims = sched.reserve(worker, 0, config.candidates).reservations
+    first, second = claims[0], claims[-1]
+    assert sched.complete(first, trajectory(0, 0.25)).status == "open"
+    done = sched.complete(second, trajectory(0, 0.75))
+    assert done.status == "finishing"
+    assert done.finish is not None
+    assert (done.finish.member, done.finish.worker, done.finish.attempt) == (0, worker, 1)
+    assert sched.verify() == []
+    return done.finish
+
+
+def test_it_is_placed_with_its_advantages(sched: Scheduler) -> None:
+    claim = all_in(sched)
+    assert sched.take("t0") is None
+    assert [t.reward for t in sched.members(claim.group)] == [0.25, 0.75]
+    third = 1 / 3
+    done = sched.finish(claim, advantages=[-third, third])
+    assert (done.status, done.buffer, done.slot, done.ready) == ("occupied", 0, 1, 0)
+    assert sched.verify() == []
+    batch = sched.take("t0")
+    assert batch is not None
+    assert [m.advantage for m in batch.groups[0].members] == [-third, third]  # all digits
+
+
+def test_advantages_may_be_left_to_the_trainer(sched: Scheduler) -> None:
+    sched.finish(all_in(sched))
+    batch = sched.take("t0")
+    assert batch is not None
+    assert [m.advantage for m in batch.groups[0].members] == [None, None]
+
+
+def test_it_may_be_filtered(sched: Scheduler) -> None:
+    claim = all_in(sched)
+    assert sched.finish(claim, keep=False, reason="dull").status == "filtered"
+    assert sched.verify() == []
+    assert sched.status().ledger.filtered == 1
+    with pytest.raises(Fenced):
+        sched.finish(claim)
+
+
+def test_when_its_worker_dies_another_finishes_it(sched: Scheduler) -> None:
+    dead = all_in(sched, "w0")
+    expire(sched, "w0")
+    grant = sched.reserve("w1", 0, 1)
+    (claim,) = grant.reservations
+    assert (claim.group, claim.member, claim.attempt) == (dead.group, 0, 2)
+    assert claim.token > dead.token
+    with pytest.raises(Fenced, match="superseded"):
+        sched.finish(dead)
+    assert [(c.member, c.reason) for c in sched.renew("w0").cancelled] == [(0, "lease_expired")]
+    assert sched.finish(claim).status == "occupied"
+    assert sched.verify() == []
+    assert sched.audit().problems == []
+
+
+def test_weights_too_old_to_generate_will_do(sched: Scheduler) -> None:
+    """A member could not go to a worker of version 0 any more; a finished group needs no weights."""
+    config = RunConfig(eta=0, batch_size=1, post_process="mine:judge")
+    sched.create(config)
+    (claim,) = sched.reserve("w0", 0, 1).reservations
+    finish = sched.complete(claim, trajectory(0)).finish
+    assert finish is not None
+    sched.finish(finish)
+    sched.take("t0")
+    sched.publish(1, "w/1", "t0")
+    (claim,) = sched.reserve("w0", 1, 1).reservations
+    finish = sched.complete(claim, trajectory(1)).finish
+    assert finish is not None
+    sched.release(finish)
+    (again,) = sched.reserve("old", 0, 1).reservations
+    assert again.member == 0
+    assert sched.finish(again).status == "occupied"
+
+
+def test_a_function_that_fails_for_good_buries_the_prompt(sched: Scheduler) -> None:
+    claim = all_in(sched)
+    assert sched.release(claim, reason="error", error="judge raised").status == "pending"
+    (claim,) = sched.reserve("w0", 0, 1).reservations
+    assert sched.release(claim, reason="error", error="judge raised again").status == "dead"
+    assert [letter.reason for letter in sched.dead()] == ["judge raised again"]
+    assert sched.verify() == []
+    assert sched.status().payload_bytes == 0
+
+
+def test_a_drop_stops_it(sched: Scheduler) -> None:
+    claim = all_in(sched)
+    sched.drop(claim.group, "by hand")
+    assert [(c.member, c.token) for c in sched.renew("w0").cancelled] == [(0, claim.token)]
+    with pytest.raises(Fenced):
+        sched.finish(claim)
+    assert sched.verify() == []
+
+
+def test_who_completes_again_is_given_the_claim_again(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=0, batch_size=1, post_process="mine:judge"))
+    (member,) = sched.reserve("w0", 0, 1).reservations
+    first = sched.complete(member, trajectory(0))
+    assert sched.complete(member, trajectory(0)) == first
+
+
+def test_the_rest_of_the_candidates_stop_before_it(sched: Scheduler) -> None:
+    config = RunConfig(eta=1, batch_size=1, group_size=2, group_candidates=3, post_process="mine:judge")
+    claim = all_in(sched, config=config)
+    assert [(c.member, c.reason) for c in sched.renew("w0").cancelled] == [(2, "group_complete")]
+    assert sched.finish(claim, advantages=[-1, 1]).status == "occupied"
+    batch = sched.take("t0")
+    assert batch is not None
+    assert [(m.member, m.advantage) for m in batch.groups[0].members] == [(1, -1.0), (3, 1.0)]
+
+
+def test_zero_variance_comes_first(sched: Scheduler) -> None:
+    sched.create(msgspec.structs.replace(CONFIG, filter_zero_variance=True))
+    first, second = sched.reserve("w0", 0, 2).reservations
+    sched.complete(first, trajectory(0, 1.0))
+    assert sched.complete(second, trajectory(0, 1.0)).status == "filtered"
+
+
+@pytest.mark.parametrize(
+    "advantages", [[], [1.0], [1.0, 2.0, 3.0], [float("nan"), 1.0], [1.0, float("inf")]], ids=str
+)
+def test_advantages_that_cannot_be(sched: Scheduler, advantages: list[float]) -> None:
+    claim = all_in(sched)
+    with pytest.raises(Invalid):
+        sched.finish(claim, advantages=advantages)
+    assert sched.finish(claim).status == "occupied"  # nothing was done
+
+
+@pytest.mark.parametrize("advantages", ["x", "3", '{"a":1}', "[null,1]", "[[1],2]", '["1e999","1"]'])
+def test_advantages_typed_by_hand(sched: Scheduler, advantages: str) -> None:
+    claim = all_in(sched)
+    values = ("", str(claim.group), str(claim.token), claim.worker, "1", "", advantages)
+    keys = list(sched._operations.keys.values())
+    with pytest.raises(Exception, match="ROQ_INVALID"):
+        sched._redis.execute_command("FCALL", "roq_finish", len(keys), *keys, *values)
+    assert sched.finish(claim).status == "occupied"
+
+
+def test_it_is_no_trajectory(sched: Scheduler) -> None:
+    claim = all_in(sched)
+    with pytest.raises(Invalid, match="hand it in with finish"):
+        sched.complete(claim, trajectory(0))
+    with pytest.raises(Invalid, match="no tokens to keep"):
+        sched.save_prefix(claim, Prefix([1], [-1.0], [(0, 1)]))
+    with pytest.raises(Invalid, match="no tokens to keep"):
+        sched.release(claim, Prefix([1], [-1.0], [(0, 1)]))
+    with pytest.raises(NotReady):
+        sched.filter(claim.group, "it is not placed yet")
+    assert sched.finish(claim).status == "occupied"
+
+
+def test_members_of_a_group_that_is_gone(sched: Scheduler) -> None:
+    claim = all_in(sched)
+    sched.drop(claim.group, "x")
+    with pytest.raises(Fenced, match="left the run"):
+        sched.members(claim.group)

@@ -1,0 +1,98 @@
+"""What people do to a run: drain a worker, bring dead letters back, pause."""
+
+from __future__ import annotations
+
+import pytest
+
+from roq import NotReady, RunConfig, RunEnded, Scheduler, UnknownWorker
+from tests.protocol.play import expire, trajectory
+
+
+def test_a_drained_worker_gets_nothing_and_keeps_what_it_has(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=2))
+    (claim,) = sched.reserve("w0", 0, 1).reservations
+    assert not sched.renew("w0").draining
+    assert sched.drain("w0", "its host goes") == 1
+    assert sched.drain("w0") == 1  # again: nothing changes
+    grant = sched.reserve("w0", 0, 4)
+    assert (grant.reservations, grant.refused) == ([], "draining")
+    assert sched.renew("w0").draining
+    assert [w.draining for w in sched.status().workers] == [True]
+    assert sched.complete(claim, trajectory(0)).status == "occupied"
+    assert len(sched.reserve("w1", 0, 2).reservations) == 2
+    sched.leave("w0")
+    assert sched.verify() == []
+
+
+def test_draining_ends_with_the_lease(sched: Scheduler) -> None:
+    """A name that comes back is a new worker."""
+    sched.create(RunConfig(eta=1, batch_size=2))
+    sched.renew("w0")
+    sched.drain("w0")
+    expire(sched, "w0")
+    sched.renew("observer")
+    assert sched.reserve("w0", 0, 1).refused is None
+
+
+def test_only_attached_workers_drain(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=2))
+    with pytest.raises(UnknownWorker, match="roq workers"):
+        sched.drain("nobody")
+    assert sched.verify() == []
+
+
+def bury(sched: Scheduler) -> int:
+    (claim,) = sched.reserve("w0", 0, 1).reservations
+    assert sched.release(claim, reason="error", error="no such tool").status == "dead"
+    return claim.ordinal
+
+
+def test_dead_letters_are_listed_and_come_back_first(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=2, max_attempts=1))
+    buried = [bury(sched) for _ in range(3)]
+    letters = sched.dead()
+    assert [letter.ordinal for letter in letters] == buried == [0, 1, 2]
+    assert {(x.reason, x.drops, x.attempt) for x in letters} == {("no such tool", 1, 1)}
+    sched.revive(1)
+    assert [letter.ordinal for letter in sched.dead()] == [0, 2]
+    assert sched.verify() == []
+    first, second = sched.reserve("w0", 0, 2).reservations
+    assert (first.ordinal, first.attempt) == (1, 2)  # attempts count on: it is sampled anew
+    assert second.ordinal == 3
+    assert sched.verify() == []
+    assert sched.audit().problems == []
+
+
+def test_many_dead_letters(sched: Scheduler) -> None:
+    """More than one page of them."""
+    sched.create(RunConfig(eta=0, batch_size=1, max_attempts=1))
+    count = 2500
+    for _ in range(count):
+        bury(sched)
+    assert [letter.ordinal for letter in sched.dead()] == list(range(count))
+
+
+def test_what_cannot_be_revived(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=0, batch_size=1, max_attempts=1, total_steps=1))
+    ordinal = bury(sched)
+    with pytest.raises(NotReady, match="not a dead letter"):
+        sched.revive(ordinal + 1)
+    (claim,) = sched.reserve("w0", 0, 1).reservations
+    sched.complete(claim, trajectory(0))
+    sched.take("t0")
+    sched.publish(1, "w/1", "t0")
+    with pytest.raises(RunEnded):
+        sched.revive(ordinal)
+    assert sched.verify() == []
+
+
+def test_a_revived_prompt_keeps_the_run_going(sched: Scheduler) -> None:
+    """A run whose last prompt died ends, unless it is revived before the trainer asks."""
+    sched.create(RunConfig(eta=0, batch_size=1, max_attempts=1, prompts=1))
+    ordinal = bury(sched)
+    sched.revive(ordinal)
+    assert sched.take("t0") is None
+    (claim,) = sched.reserve("w0", 0, 1).reservations
+    assert claim.ordinal == ordinal
+    sched.complete(claim, trajectory(0))
+    assert sched.take("t0") is not None
