@@ -20,9 +20,9 @@ from roq.errors import ConfigError
 
 __all__ = [
     "check_engines",
+    "check_function",
     "check_job",
     "check_model",
-    "check_reward",
     "check_weights",
     "process_environment",
 ]
@@ -46,9 +46,11 @@ def check_engines() -> None:
 
 
 def check_job(job: Job, config_file: Path, *, engines_here: bool) -> None:
-    """Check the model and the reward function; ``engines_here``: workers will run on this machine."""
+    """Check the model and the user's functions; ``engines_here``: workers will run on this machine."""
     check_model(job.model.path, engines_here=engines_here)
-    check_reward(job.reward.function, config_file)
+    check_function("reward.function", job.reward.function, config_file)
+    if job.protocol.post_process is not None:
+        check_function("protocol.post_process", job.protocol.post_process, config_file)
 
 
 # ---- model ---------------------------------------------------------------------------------------
@@ -135,7 +137,7 @@ def _check_head_size(folder: Path, config: dict[str, Any]) -> None:
         )
 
 
-# ---- reward --------------------------------------------------------------------------------------
+# ---- the user's functions --------------------------------------------------------------------------
 
 
 def process_environment(config_file: Path) -> dict[str, str]:
@@ -150,17 +152,17 @@ import sys
 from roq.errors import RoqError
 from roq.rewards import load_function
 try:
-    load_function(sys.argv[1])
+    load_function(sys.argv[1], sys.argv[2])
 except RoqError as error:
     sys.exit(" ".join(str(error).split()))
 """
 
 
-def check_reward(function: str, config_file: Path) -> None:
-    """Check that the reward function can be imported, in a process of its own as the worker will."""
+def check_function(setting: str, function: str, config_file: Path) -> None:
+    """Check that a user's function can be imported, in a process of its own as the worker will."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _TRY_IMPORT, function],
+            [sys.executable, "-c", _TRY_IMPORT, function, setting],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -172,10 +174,10 @@ def check_reward(function: str, config_file: Path) -> None:
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"reward.function = {function!r}: importing it took more than {REWARD_IMPORT_S:.0f} s"
+            f"{setting} = {function!r}: importing it took more than {REWARD_IMPORT_S:.0f} s"
         ) from None
     if done.returncode != 0:
         said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
         raise ConfigError(
-            said[-1] if said[-1].startswith("reward.") else f"reward.function = {function!r}: {said[-1]}"
+            said[-1] if said[-1].startswith(setting) else f"{setting} = {function!r}: {said[-1]}"
         )

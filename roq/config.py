@@ -171,6 +171,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Reward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[reward]``: ``function`` is ``module:function``, run in ``processes`` processes of its own.
 
+    ``timeout_s`` and ``processes`` hold for ``protocol.post_process`` too.
     It is called as ``function(item, response)`` with the data row (a dict) and the response text, and
     returns a float. A call that raises or exceeds ``timeout_s`` fails the attempt; it is not a reward of 0.
     """
@@ -195,6 +196,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         top_p, top_k: leave at 1.0 and 0. Anything else biases the log-probs and is refused unless
             ``allow_truncated_sampling`` is set.
         stop: strings that end a response, beside the tokenizer's end token.
+        partial_rollout: new weights are loaded under what is in flight, which goes on with them. False ends
+            it first: no response is of two versions, and a worker idles until its longest one is done.
         kv_on_swap: after new weights, "recompute" the KV cache of what is in flight, or "keep" the old.
         save_prefix_every_s: how often long responses save their tokens so far; None only at a detach.
         drain_s: how long a worker may take to hand its work back after SIGTERM.
@@ -209,6 +212,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     top_k: NonNegative = 0
     allow_truncated_sampling: bool = False
     stop: list[str] = []
+    partial_rollout: bool = True
     kv_on_swap: Literal["recompute", "keep"] = "recompute"
     save_prefix_every_s: Seconds | None = None
     drain_s: Seconds = 10.0

@@ -29,7 +29,7 @@ class Prompts:
 
     Each item holds at least ``prompt`` (the text after the template), ``question`` (the text before
     it) and ``answer``, and beside them every column of its row, or for a reasoning-gym entry its
-    ``metadata`` and the ``dataset`` and ``settings`` it was made with, for the scorer.
+    ``metadata``, and the ``dataset``, ``settings`` and ``row`` it was made with, for the scorer.
 
     Attributes:
         digest: sha256 (hex) over the content and order of all rows; equal digests mean equal data.
@@ -190,9 +190,10 @@ def _from_reasoning_gym(data: Data) -> list[Item]:
             "answer": row["answer"],
             "metadata": row["metadata"],
             "dataset": name,
-            "settings": data.settings,
+            "settings": data.settings | {"size": data.size, "seed": data.seed},
+            "row": number,
         }
-        for row in rows
+        for number, row in enumerate(rows)
     ]
 
 

@@ -45,14 +45,15 @@ def reasoning_gym(item: dict[str, Any], response: str) -> float:
     Raises:
         ConfigError: the row was not made by reasoning-gym.
     """
-    if "dataset" not in item or "metadata" not in item:
+    if "dataset" not in item or "row" not in item:
         raise ConfigError(
             "roq.rewards:reasoning_gym scores rows of a reasoning-gym data set only; "
             "for rows from a file use roq.rewards:exact_match or a function of your own"
         )
-    score = _scorer(item["dataset"], json.dumps(item.get("settings", {}), sort_keys=True))
-    entry = {"question": item["question"], "answer": item["answer"], "metadata": item["metadata"]}
-    return float(score(_final(response), entry))
+    # The entry is made again, not taken from the row: what a scorer needs of it may have no form in JSON.
+    settings = json.dumps(item["settings"], sort_keys=True)
+    dataset = _dataset(item["dataset"], settings)
+    return float(dataset.score_answer(_final(response), _entry(item["dataset"], settings, item["row"])))
 
 
 def _final(response: str) -> str:
@@ -61,31 +62,39 @@ def _final(response: str) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _scorer(dataset: str, settings: str) -> Callable[[str, dict[str, Any]], float]:
+def _dataset(name: str, settings: str) -> Any:
     # With the run's own settings: some scorers depend on them (e.g. a number of decimals).
     factory = importlib.import_module("reasoning_gym").factory
-    return factory.create_dataset(dataset, **json.loads(settings)).score_answer
+    return factory.create_dataset(name, **json.loads(settings))
 
 
-def load_function(name: str) -> RewardFunction:
+@functools.lru_cache(maxsize=256)  # a group's responses come close together
+def _entry(name: str, settings: str, row: int) -> dict[str, Any]:
+    return _dataset(name, settings)[row]
+
+
+def load_function(name: str, setting: str = "reward.function") -> Callable[..., Any]:
     """The function that ``module:function`` names; modules beside the current directory count too.
+
+    Args:
+        name: ``module:function``. setting: the setting that it stands in, for messages.
 
     Raises:
         ConfigError: the module cannot be imported, or holds no such function.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
-        raise ConfigError(f"reward.function = {name!r} must look like module:function")
+        raise ConfigError(f"{setting} = {name!r} must look like module:function")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may fail with anything while it is imported
         raise ConfigError(
-            f"reward.function = {name!r}: module {module_name!r} cannot be imported "
+            f"{setting} = {name!r}: module {module_name!r} cannot be imported "
             f"({type(error).__name__}: {error}); it must be importable where the worker runs"
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise ConfigError(f"reward.function = {name!r}: module {module_name!r} has no function {attribute!r}")
-    return cast("RewardFunction", function)
+        raise ConfigError(f"{setting} = {name!r}: module {module_name!r} has no function {attribute!r}")
+    return cast("Callable[..., Any]", function)

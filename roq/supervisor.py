@@ -205,6 +205,10 @@ class Supervisor:
         if ended and (child.name != "trainer" or child.code in (0, None)):
             child.done = True
             return
+        if child.name != "trainer" and child.code == 0:
+            child.done = True
+            self._say(f"{child.name} was drained and has left; the run goes on without it")
+            return
         if lived >= self._restarts.healthy_s and version > child.begun_version:
             child.failures = 0
         child.failures += 1

@@ -20,9 +20,11 @@ from roq.errors import (
     ConfigMismatch,
     Invalid,
     InvalidTrajectory,
+    NotReady,
     RoqError,
     UnknownGroup,
     UnknownRun,
+    UnknownWorker,
     UnsuitableServer,
 )
 from roq.server import EmbeddedServer
@@ -36,8 +38,10 @@ BAD_INPUT = (
     ConfigMismatch,
     Invalid,
     InvalidTrajectory,
+    NotReady,
     UnknownGroup,
     UnknownRun,
+    UnknownWorker,
     UnsuitableServer,
 )
 

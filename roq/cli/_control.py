@@ -1,11 +1,14 @@
-"""Commands that steer a run: pause, resume, drop; and library."""
+"""Commands that steer a run: pause, resume, drop, filter, drain, dead; and library."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
 
 import click
 
 from roq import _library
-from roq.cli._common import Target, as_json, echo_json, target
+from roq.cli._common import Target, as_json, echo_json, table, target
+from roq.errors import NotReady
 
 __all__ = ["COMMANDS"]
 
@@ -55,10 +58,73 @@ def drop(target: Target, group: int, reason: str, json_: bool) -> None:
         click.echo(f"group {group} dropped; its prompt is {removal.status}")
 
 
+@click.command("filter")
+@target
+@click.option("--group", type=click.IntRange(min=0), required=True, help="The group's number.")
+@click.option("--reason", default="by hand", show_default=True, help="Kept in the run's events.")
+@as_json
+def filter_(target: Target, group: int, reason: str, json_: bool) -> None:
+    """Take a finished group out of the run before it is trained."""
+    with target.scheduler() as scheduler:
+        removal = scheduler.filter(group, reason)
+    if json_:
+        echo_json({"group": group, "status": removal.status})
+    else:
+        click.echo(f"group {group} is {removal.status}")
+
+
+@click.command()
+@target
+@click.option("--worker", required=True, help="The worker's name, as in roq workers.")
+@click.option("--reason", default="by hand", show_default=True, help="Kept in the run's events.")
+@as_json
+def drain(target: Target, worker: str, reason: str, json_: bool) -> None:
+    """Ask a worker to go: it gets no more work, ends what it has, and leaves with exit code 0."""
+    with target.scheduler() as scheduler:
+        claims = scheduler.drain(worker, reason)
+    if json_:
+        echo_json({"worker": worker, "claims": claims})
+    else:
+        click.echo(f"worker {worker} leaves when its {claims} trajectories are done")
+
+
+@click.command()
+@target
+@click.option("--requeue", multiple=True, type=click.IntRange(min=0), help="Put this prompt back.")
+@click.option("--requeue-all", is_flag=True, help="Put all of them back.")
+@as_json
+def dead(target: Target, requeue: tuple[int, ...], requeue_all: bool, json_: bool) -> None:
+    """List the prompts that were given up, with their last error; put them back with --requeue."""
+    with target.scheduler() as scheduler:
+        letters = scheduler.dead()
+        known = {letter.ordinal for letter in letters}
+        if unknown := [ordinal for ordinal in requeue if ordinal not in known]:
+            raise NotReady(f"not dead letters: {', '.join(map(str, unknown))}; nothing was put back")
+        chosen = sorted(known) if requeue_all else sorted(set(requeue))
+        for ordinal in chosen:
+            scheduler.revive(ordinal)
+    if json_:
+        echo_json({"dead": letters, "requeued": chosen})
+    elif chosen:
+        click.echo(f"{len(chosen)} prompts are put back; they are issued before any new one")
+    elif not letters:
+        click.echo("no prompt was given up")
+    else:
+        table(
+            ("prompt", "drops", "attempts", "given up at", "reason"),
+            ((x.ordinal, x.drops, x.attempt, _when(x.at), x.reason) for x in letters),
+            right=">>>",
+        )
+
+
+def _when(milliseconds: int) -> str:
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%F %T} UTC"
+
+
 @click.command()
 def library() -> None:
     """Print the Lua library, for `roq library | redis-cli -x FUNCTION LOAD REPLACE`."""
     click.echo(_library.source(), nl=False)
 
 
-COMMANDS = (pause, resume, drop, library)
+COMMANDS = (pause, resume, drop, filter_, drain, dead, library)

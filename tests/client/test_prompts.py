@@ -128,7 +128,7 @@ def test_reasoning_gym_rows_and_their_real_scorer() -> None:
     assert prompts.digest == load_prompts(data).digest
     assert prompts.digest != load_prompts(Data(dataset="basic_arithmetic", size=5, seed=8)).digest
     item = prompts.item(0, seed=0)
-    assert {"prompt", "question", "answer", "metadata", "dataset", "settings"} <= item.keys()
+    assert {"prompt", "question", "answer", "metadata", "dataset", "settings", "row"} <= item.keys()
     assert reasoning_gym(item, f" {item['answer']}\n") == 1.0
     assert reasoning_gym(item, f"I think <answer>{item['answer']}</answer>.") == 1.0
     assert reasoning_gym(item, "no idea") < 0.5
@@ -141,7 +141,7 @@ def test_scorer_gets_the_run_s_settings() -> None:
     near = str(round(float(item["answer"]), 8) + 5e-3)
     # Right to the two decimals of these settings; the defaults ask for more.
     assert reasoning_gym(item, near) == 1.0
-    assert reasoning_gym(item | {"settings": {}}, near) < 1.0
+    assert reasoning_gym(item | {"settings": {"size": 3, "seed": 0}}, near) < 1.0
 
 
 def test_reasoning_gym_refusals() -> None:

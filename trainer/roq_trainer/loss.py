@@ -17,7 +17,9 @@ from collections.abc import Sequence
 import torch
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
-__all__ = ["advantages", "grpo_loss", "mismatch", "token_logprobs"]
+from roq.types import Batch
+
+__all__ = ["advantages", "batch_advantages", "grpo_loss", "mismatch", "token_logprobs"]
 
 _MAX_LOG_RATIO = 20.0  # exp of more would only turn a broken token into an infinity
 
@@ -36,6 +38,15 @@ def advantages(rewards: Sequence[Sequence[float]], normalize: bool) -> list[list
         flat = _relative([group[0] for group in rewards], normalize)
         return [[value] for value in flat]
     return [_relative(group, normalize) for group in rewards]
+
+
+def batch_advantages(batch: Batch, normalize: bool) -> list[list[float]]:
+    """The advantages of a batch: those that post-processing gave, or else those of the rewards."""
+    computed = advantages([[m.reward for m in group.members] for group in batch.groups], normalize)
+    return [
+        [own if m.advantage is None else m.advantage for m, own in zip(group.members, ours, strict=True)]
+        for group, ours in zip(batch.groups, computed, strict=True)
+    ]
 
 
 def _relative(rewards: Sequence[float], normalize: bool) -> list[float]:

@@ -134,8 +134,7 @@ def train(url: str, run: str) -> None:
         mine = shares[parallel_state.get_data_parallel_rank()]
         groups = [batch.groups[i] for i in mine]
         payloads = data.fetch(sched if _dist.leads_replica() else None, groups)
-        rewards = [[member.reward for member in group.members] for group in batch.groups]
-        scores = loss.advantages(rewards, training.normalize_advantage)
+        scores = loss.batch_advantages(batch, training.normalize_advantage)
         samples = [
             data.Sample(group.group, trajectory, score)
             for i, group, members in zip(mine, groups, payloads, strict=True)

@@ -7,11 +7,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from roq.trajectory import Prefix
+from roq.postprocess import Member
+from roq.trajectory import Prefix, Trajectory
 from roq.types import Reservation
 from roq_worker.engine import Delta
 
-__all__ = ["Draft", "seed_of"]
+__all__ = ["Draft", "may_continue", "member_of", "seed_of"]
 
 
 @dataclass
@@ -53,3 +54,25 @@ def seed_of(run_seed: int, claim: Reservation) -> int:
     parts: Sequence[int] = (run_seed, claim.ordinal, claim.member, claim.attempt)
     text = ":".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def may_continue(prefix: Prefix, version: int, partial: bool) -> bool:
+    """Whether an engine of ``version`` may go on from the tokens that an earlier worker left.
+
+    Versions never fall within a trajectory: tokens of newer weights are made anew. Without partial rollout
+    (``partial``) a trajectory is of one version.
+    """
+    newest = prefix.newest_version or 0
+    return newest <= version if partial else all(of == version for of, _ in prefix.segments)
+
+
+def member_of(trajectory: Trajectory, response: str) -> Member:
+    """A finished trajectory as a post-processing function sees it."""
+    return Member(
+        response=response,
+        tokens=list(trajectory.tokens),
+        logprobs=list(trajectory.logprobs),
+        segments=list(trajectory.segments),
+        reward=trajectory.reward,
+        finish_reason=trajectory.finish_reason,
+    )

@@ -23,6 +23,7 @@ class Counters:
 
     Attributes:
         completed: trajectories handed in.
+        post_processed: groups post-processed.
         released: handed back unfinished at a detach.
         cancelled: stopped because the scheduler said so.
         fenced: finished or failed too late, when another worker had the claim.
@@ -35,6 +36,7 @@ class Counters:
     """
 
     completed: int = 0
+    post_processed: int = 0
     released: int = 0
     cancelled: int = 0
     fenced: int = 0

@@ -12,7 +12,9 @@ One loop, and one task for each trajectory:
 - new weights are loaded under the tasks' feet: everything in flight goes on, and later tokens are
   marked with the new version.
 - a heartbeat thread keeps the claims; what it is told to stop is stopped in the engine at once.
+- a group whose members are all in may need post-processing: whoever completed it runs the user's function.
 - SIGTERM: stop asking, hand unfinished tokens back for another worker to continue, leave.
+- asked to drain: stop asking, end what is in flight, leave.
 
 A failed attempt is released as an error; it is never handed in as a reward of 0.
 """
@@ -29,18 +31,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from roq.aclient import AsyncScheduler
 from roq.client import Scheduler
 from roq.errors import Fenced, Invalid, InvalidTrajectory, RewardError, UnknownWeights
 from roq.trajectory import Trajectory
 from roq.types import Renewal, Reservation
-from roq_worker.draft import Draft, seed_of
+from roq_worker.draft import Draft, may_continue, member_of, seed_of
 from roq_worker.engine import EngineError
+from roq_worker.function_pool import PostProcess, Rewards
 from roq_worker.hand_in import HandIn
 from roq_worker.heartbeat import STALLED_AFTER_S, Heartbeat
 from roq_worker.metrics import Counters, Log, Rate
 from roq_worker.model_folder import WeightsError
-from roq_worker.reward_pool import RewardPool
 from roq_worker.setup import Stopped, read_work, start_engine, unless, worker_name
 from roq_worker.texts import encode
 
@@ -97,13 +101,13 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         say=say,
     )
     beat.start()  # before the engine: the pin on the weights it loads lasts no longer than our lease
-    rewards = RewardPool(job.reward)
+    rewards, post_process = Rewards(job.reward), PostProcess(job.protocol.post_process, job.reward)
     try:
-        await unless(stop, rewards.start())
+        await unless(stop, asyncio.gather(rewards.start(), post_process.start()))
         engine = await unless(stop, start_engine(scheduler, worker, job, prompts))
     except BaseException as error:
         beat.stop()
-        await rewards.close()
+        await asyncio.gather(rewards.close(), post_process.close())
         with suppress(TimeoutError):
             await asyncio.wait_for(scheduler.leave(worker), settings.drain_s)
         if not isinstance(error, Stopped):
@@ -117,26 +121,43 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
     hand_in = HandIn(scheduler)
 
     async def roll(draft: Draft) -> None:
-        """Generate, score, hand in. Cancelled, it leaves the draft in ``held``, to be handed back."""
+        """Generate, score, hand in."""
         claim, saved_at = draft.claim, time.monotonic()
         item = prompts.item(claim.ordinal, job.run.seed)
         prompt = encode(engine.tokenizer, item["prompt"], job.data)  # [P]; the group shares its KV cache
+        finish = engine.finished(draft.tokens)  # an earlier worker may have left it all but done
+        if finish is None:
+            room, seed = settings.max_tokens - len(draft.tokens), seed_of(job.run.seed, claim)
+            async for delta in engine.generate(prompt + draft.tokens, max_tokens=room, seed=seed):
+                draft.add(delta)
+                finish = delta.finish_reason
+                every = settings.save_prefix_every_s
+                if every and not finish and time.monotonic() - saved_at > every:
+                    await scheduler.save_prefix(claim, draft.prefix)
+                    saved_at = time.monotonic()
+        reward = await rewards.score(item, engine.decode(draft.tokens))
+        draft.handing_in = True
+        response = (draft.tokens, draft.logprobs, draft.segments)
+        done = await hand_in.complete(claim, Trajectory(prompt, *response, reward, finish or "stop"))
+        counters.completed += 1
+        if done.finish is not None:  # it was its group's last
+            start(done.finish)
+
+    async def judge(draft: Draft) -> None:
+        """Post-process a group whose members are all in."""
+        claim = draft.claim
+        item = prompts.item(claim.ordinal, job.run.seed)
+        members = [member_of(t, engine.decode(t.tokens)) for t in await scheduler.members(claim.group)]
+        verdict = await post_process.judge(item, members)
+        draft.handing_in = True
+        await scheduler.finish(claim, **msgspec.structs.asdict(verdict))
+        counters.post_processed += 1
+
+    async def attempt(draft: Draft) -> None:
+        """Do what a claim is for. Cancelled, it leaves the draft in ``held``, to be handed back."""
+        claim = draft.claim
         try:
-            finish = engine.finished(draft.tokens)  # an earlier worker may have left it all but done
-            if finish is None:
-                room, seed = settings.max_tokens - len(draft.tokens), seed_of(job.run.seed, claim)
-                async for delta in engine.generate(prompt + draft.tokens, max_tokens=room, seed=seed):
-                    draft.add(delta)
-                    finish = delta.finish_reason
-                    every = settings.save_prefix_every_s
-                    if every and not finish and time.monotonic() - saved_at > every:
-                        await scheduler.save_prefix(claim, draft.prefix)
-                        saved_at = time.monotonic()
-            reward = await rewards.score(item, engine.decode(draft.tokens))
-            draft.handing_in = True
-            response = (draft.tokens, draft.logprobs, draft.segments)
-            await hand_in.complete(claim, Trajectory(prompt, *response, reward, finish or "stop"))
-            counters.completed += 1
+            await (roll if claim.member else judge)(draft)
         except Fenced:
             counters.fenced += 1  # another worker has it now, or nobody needs it
         except (RewardError, EngineError, Invalid, InvalidTrajectory) as error:
@@ -152,10 +173,9 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
     def start(claim: Reservation) -> None:
         draft = Draft(claim)
         held[draft.key] = draft
-        # Versions never fall within a trajectory: tokens of newer weights than ours are made anew.
-        if claim.prefix is not None and (claim.prefix.newest_version or 0) <= engine.version:
+        if claim.prefix is not None and may_continue(claim.prefix, engine.version, settings.partial_rollout):
             draft.add(claim.prefix)
-        draft.task = asyncio.create_task(roll(draft))
+        draft.task = asyncio.create_task(attempt(draft))
         draft.task.add_done_callback(ended)
 
     def cancel(draft: Draft) -> None:
@@ -193,7 +213,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
 
     # ---- 4. The loop --------------------------------------------------------------------------------
 
-    newest, over, refused = engine.version, False, None
+    newest, over, draining, refused = engine.version, False, False, None
     watch: asyncio.Task[int] | None = None  # sleeps until the scheduler signals a change
     swap: asyncio.Task[None] | None = None
     reserve_at = logged_at = 0.0
@@ -201,12 +221,13 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
     problem: Exception | None = None
 
     try:
-        while not stop.is_set() and not over:
+        while not (stop.is_set() or over or (draining and not held)):
             changed.clear()  # whatever changes from here on ends the sleep below
 
             while news:  # from the heartbeat
                 renewal = news.popleft()
                 newest, over = max(newest, renewal.version), over or renewal.ended
+                draining = draining or renewal.draining
                 for claim in renewal.cancelled:
                     if draft := held.get((claim.group, claim.member, claim.token)):
                         cancel(draft)
@@ -222,7 +243,9 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
 
             if swap is not None and swap.done():
                 swap = refused = None  # newer weights may reserve where older ones may not
-            if newest > engine.version and swap is None:
+            generating = sum(draft.claim.member > 0 for draft in held.values())
+            behind = newest > engine.version
+            if behind and swap is None and (settings.partial_rollout or not generating):
                 swap = asyncio.create_task(follow())
                 swap.add_done_callback(ended)
 
@@ -231,13 +254,18 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
                 if not watch.cancel():
                     watch.result()
                 watch = refused = None
-            free = settings.max_concurrency - len(held)
+            # Without partial rollout, what is in flight ends before newer weights come.
+            free = settings.max_concurrency - generating
+            if draining or (behind and not settings.partial_rollout):
+                free = 0
+            granted = 0
             if free and refused is None and time.monotonic() >= reserve_at:
                 asked_at = time.monotonic()
                 grant = await unless(stop, scheduler.reserve(worker, engine.version, free))
                 counters.reserve_wait_s += time.monotonic() - asked_at
                 for claim in grant.reservations:
                     start(claim)
+                granted = len(grant.reservations)
                 newest, over, refused = max(newest, grant.version), grant.ended, grant.refused
                 reserve_at = time.monotonic() + RESERVE_GAP_S
                 if refused is not None:
@@ -245,7 +273,9 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
                     watch.add_done_callback(lambda _: changed.set())
 
             doing = "generating" if refused is None else f"waiting: {refused}"
-            if swap is not None and not swap.done():
+            if draining:
+                doing = "draining"
+            elif swap is not None and not swap.done():
                 doing = f"loading v{newest}"
             shown = {"doing": doing, "version": engine.version, "inflight": len(held)}
             shown |= {"tokens_per_s": round(rate.update(engine.tokens)), "completed": counters.completed}
@@ -254,7 +284,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
                 logged_at = time.monotonic()
                 log.write(counters, engine, scheduler, inflight=len(held))
 
-            may_ask = refused is None and len(held) < settings.max_concurrency
+            may_ask = refused is None and free > granted
             until = max(0.0, reserve_at - time.monotonic()) if may_ask else 1.0
             idle, blocked = not held, bool(held) and refused is not None
             with suppress(TimeoutError):
@@ -269,7 +299,8 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
 
     # ---- 5. Hand back, leave ------------------------------------------------------------------------
 
-    reason = "the run has ended" if over else f"stopping ({problem or 'SIGTERM'})"
+    why = problem or ("SIGTERM" if stop.is_set() else "drained")
+    reason = "the run has ended" if over else f"stopping ({why})"
     say(f"{reason}; {counters.completed} trajectories handed in, {len(held)} unfinished")
 
     async def hand_back() -> None:
@@ -298,7 +329,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         say(f"not all was handed back within {settings.drain_s:g} s; the rest goes back with the lease")
     log.write(counters, engine, scheduler, inflight=len(held), done=True)
     engine.close()
-    await rewards.close()
+    await asyncio.gather(rewards.close(), post_process.close())
     await scheduler.aclose()
     if problem is not None:
         raise problem

@@ -1,4 +1,4 @@
-"""Reward functions in processes of their own, so that nothing a user's function does can stop a worker.
+"""Users' functions in processes of their own, so that nothing they do can stop a worker.
 
 A call that raises, runs out of time (even in a C loop that holds the GIL) or kills its process
 becomes a :class:`roq.errors.RewardError`; the process is replaced. The processes start afresh from
@@ -10,30 +10,39 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import pickle
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from roq.config import Reward
 from roq.errors import ConfigError, RewardError
-from roq_worker.reward_process import LENGTH
+from roq.postprocess import Member, Verdict
+from roq_worker.function_process import KINDS, LENGTH
 
-__all__ = ["RewardPool"]
+__all__ = ["FunctionPool", "PostProcess", "Rewards"]
 
 END_LIMIT_S = 2.0
 START_LIMIT_S = 120.0  # importing a user's module may mean importing torch on a busy machine
 
 
-class RewardPool:
-    """``reward.processes`` copies of the function that ``[reward]`` names."""
+class FunctionPool:
+    """``processes`` copies of the function ``module:function``.
 
-    def __init__(self, reward: Reward) -> None:
-        self._function = reward.function
-        self._timeout_s = reward.timeout_s
-        self._processes = reward.processes
+    Args:
+        kind: what it is for, one of :data:`roq_worker.function_process.KINDS`.
+        timeout_s: a call that takes longer has failed.
+    """
+
+    def __init__(self, kind: str, function: str, timeout_s: float, processes: int) -> None:
+        self._kind = kind
+        self._setting = KINDS[kind][0]
+        self._function = function
+        self._timeout_s = timeout_s
+        self._processes = processes
         # Every entry is the right to run one call: an idle process, or None where one must be started.
         self._free: asyncio.Queue[Process | None] = asyncio.Queue()
 
@@ -51,13 +60,13 @@ class RewardPool:
         for _ in range(self._free.qsize()):
             await _kill(self._free.get_nowait())
 
-    async def score(self, item: dict[str, Any], response: str) -> float:
-        """The reward of ``response``. Calls beyond ``processes`` wait for their turn.
+    async def call(self, *arguments: object) -> Any:
+        """What the function returns. Calls beyond ``processes`` wait for their turn.
 
         Raises:
-            RewardError: the function raised, ran out of time, died, or returned no finite number.
+            RewardError: the function raised, ran out of time, died, or returned what it must not.
         """
-        request = pickle.dumps((item, response))
+        request = json.dumps(arguments, default=_plain).encode()
         process = await self._free.get()
         answer: dict[str, Any] = {}
         try:
@@ -68,13 +77,13 @@ class RewardPool:
             answer = await asyncio.wait_for(_read(process), self._timeout_s)
         except TimeoutError:
             raise RewardError(
-                f"reward function {self._function} took longer than {self._timeout_s:g} s (reward.timeout_s)"
+                f"{self._setting} {self._function} took longer than {self._timeout_s:g} s (reward.timeout_s)"
             ) from None
         except (asyncio.IncompleteReadError, OSError):
             assert process is not None
             code = await process.wait()
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            raise RewardError(f"reward function {self._function} ended its process ({how})") from None
+            raise RewardError(f"{self._setting} {self._function} ended its process ({how})") from None
         except ConfigError as error:  # it could be imported once, but not again
             raise RewardError(str(error)) from None
         finally:
@@ -84,12 +93,12 @@ class RewardPool:
                 process = None
             self._free.put_nowait(process)
         if "error" in answer:
-            raise RewardError(f"reward function {self._function} {answer['error']}")
-        return float(answer["reward"])
+            raise RewardError(f"{self._setting} {self._function} {answer['error']}")
+        return answer["result"]
 
     async def _start(self) -> Process:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "roq_worker.reward_process", self._function),
+            *(sys.executable, "-m", "roq_worker.function_process", self._kind, self._function),
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,  # a SIGTERM for the worker's group must not cost a finished rollout
@@ -99,7 +108,7 @@ class RewardPool:
         except (asyncio.IncompleteReadError, OSError, TimeoutError):
             await _kill(process)
             raise ConfigError(
-                f"reward.function = {self._function!r}: its process ended or hung while it was imported"
+                f"{self._setting} = {self._function!r}: its process ended or hung while it was imported"
             ) from None
         except BaseException:
             await _kill(process)
@@ -108,6 +117,14 @@ class RewardPool:
             await _kill(process)
             raise ConfigError(answer["error"])
         return process
+
+
+def _plain(thing: Any) -> Any:
+    """What JSON has no form for: dates and sets in parquet rows, numpy's scalars in reasoning-gym's."""
+    try:
+        return msgspec.to_builtins(thing)
+    except TypeError:
+        return thing.tolist() if hasattr(thing, "tolist") else str(thing)
 
 
 async def _read(process: Process) -> dict[str, Any]:
@@ -125,3 +142,26 @@ async def _kill(process: Process | None) -> None:
         await asyncio.wait_for(process.wait(), END_LIMIT_S)
     assert process.stdin is not None
     process.stdin.close()
+
+
+class Rewards(FunctionPool):
+    """The function that ``[reward]`` names."""
+
+    def __init__(self, reward: Reward) -> None:
+        super().__init__("reward", reward.function, reward.timeout_s, reward.processes)
+
+    async def score(self, item: dict[str, Any], response: str) -> float:
+        """The reward of ``response``; raises as :meth:`call`."""
+        return float(await self.call(item, response))
+
+
+class PostProcess(FunctionPool):
+    """The function that ``protocol.post_process`` names, in as many processes as the rewards have."""
+
+    def __init__(self, function: str | None, reward: Reward) -> None:
+        processes = 0 if function is None else reward.processes
+        super().__init__("post_process", function or "", reward.timeout_s, processes)
+
+    async def judge(self, item: dict[str, Any], members: list[Member]) -> Verdict:
+        """What becomes of a group; raises as :meth:`call`."""
+        return msgspec.convert(await self.call(item, members), Verdict)

@@ -1,19 +1,22 @@
-"""Reward processes: whatever a function does, its call fails alone and the pool goes on."""
+"""Processes of users' functions: whatever a function does, its call fails alone and the pool goes on."""
 
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from roq.config import Reward
 from roq.errors import ConfigError, RewardError
-from roq_worker.reward_pool import RewardPool
+from roq.postprocess import Member, Verdict
+from roq_worker.function_pool import PostProcess, Rewards
 
 FUNCTIONS = """
 import ctypes, os, re, signal, sys, time
@@ -34,18 +37,18 @@ def score(item, response):
         case "pid": return os.getpid()
 """
 
-Make = Callable[..., Awaitable[RewardPool]]
+Make = Callable[..., Awaitable[Rewards]]
 
 
 @pytest.fixture
 async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
     (tmp_path / "rewards_of_a_user.py").write_text(FUNCTIONS)
     monkeypatch.chdir(tmp_path)  # modules beside the current directory count, also in the processes
-    made: list[RewardPool] = []
+    made: list[Rewards] = []
 
-    async def make(processes: int = 1, timeout_s: float = 10.0, function: str = "score") -> RewardPool:
+    async def make(processes: int = 1, timeout_s: float = 10.0, function: str = "score") -> Rewards:
         name = f"rewards_of_a_user:{function}"
-        made.append(RewardPool(Reward(function=name, processes=processes, timeout_s=timeout_s)))
+        made.append(Rewards(Reward(function=name, processes=processes, timeout_s=timeout_s)))
         await made[-1].start()
         return made[-1]
 
@@ -154,14 +157,89 @@ def fork(item, response):
     )
     monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}:{tmp_path}:{Path.cwd()}")
     for name in ("program", "hang"):
-        pool = RewardPool(Reward(function=f"forking:{name}", timeout_s=1.0))
+        pool = Rewards(Reward(function=f"forking:{name}", timeout_s=1.0))
         await pool.start()
         with pytest.raises(RewardError, match="longer than"):
             await asyncio.wait_for(pool.score({}, "x"), 10)
         await asyncio.wait_for(pool.close(), 10)
     assert mark not in "".join(" ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
-    pool = RewardPool(Reward(function="forking:fork", timeout_s=10.0))
+    pool = Rewards(Reward(function="forking:fork", timeout_s=10.0))
     await pool.start()
     for reward in (0.5, 0.75, 1.0):
         assert await pool.score({"reward": reward}, "x") == reward
     await pool.close()
+
+
+JUDGES = """
+from roq.postprocess import Verdict
+
+def judge(item, members):
+    match item["do"]:
+        case "keep": return None
+        case "drop": return Verdict(keep=False, reason=f"{len(members[0].tokens)} tokens")
+        case "rank": return Verdict(advantages=[m.reward * 2 for m in members])
+        case "short": return Verdict(advantages=[1.0])
+        case "nan": return Verdict(advantages=[float("nan")] * len(members))
+        case "text": return "keep"
+        case "raise": return members[9]
+"""
+
+
+def member(reward: float) -> Member:
+    return Member(
+        response="ab\ud800",  # text that is no valid Unicode
+        tokens=[1, 2],
+        logprobs=[-0.1, -0.2],
+        segments=[(0, 1), (1, 1)],
+        reward=reward,
+        finish_reason="stop",
+    )
+
+
+@pytest.fixture
+async def judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PostProcess]:
+    (tmp_path / "judges_of_a_user.py").write_text(JUDGES)
+    monkeypatch.chdir(tmp_path)
+    pool = PostProcess("judges_of_a_user:judge", Reward())
+    await pool.start()
+    yield pool
+    await pool.close()
+
+
+async def test_verdicts(judges: PostProcess) -> None:
+    members = [member(1 / 3), member(0.1 + 0.2)]
+    assert await judges.judge({"do": "keep"}, members) == Verdict()
+    assert await judges.judge({"do": "drop"}, members) == Verdict(keep=False, reason="2 tokens")
+    assert await judges.judge({"do": "rank"}, members) == Verdict(advantages=[2 / 3, 2 * (0.1 + 0.2)])
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("short", "not one finite number for each of 2"),
+        ("nan", "not one finite number for each of 2"),
+        ("text", "returned a str, not a roq.postprocess.Verdict or None"),
+        ("raise", r"protocol\.post_process judges_of_a_user:judge raised IndexError"),
+    ],
+)
+async def test_verdicts_that_cannot_be(judges: PostProcess, what: str, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        await judges.judge({"do": what}, [member(0.0), member(1.0)])
+    assert await judges.judge({"do": "keep"}, [member(0.0)]) == Verdict()
+
+
+async def test_rows_of_any_kind_go_through(pool: Make) -> None:
+    """What parquet files and reasoning-gym put into a row."""
+    rewards = await pool()
+    row = {
+        "answer": "4",
+        "when": dt.datetime(2026, 1, 2, tzinfo=dt.UTC),
+        "set": {1},
+        "tuple": (1, 2),
+        "big": 2**80,
+        "text": "\ud800",
+        "numpy": [np.str_("a"), np.float32(0.5), np.int64(3)],
+        "array": np.zeros(3),
+        "object": object(),
+    }
+    assert await rewards.score(row, "4") == 1.0
