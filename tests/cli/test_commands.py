@@ -174,3 +174,47 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "#!lua name=roq\n"
     assert done.stderr == ""
+
+
+def test_filter(run: tuple[str, str], roq: Roq) -> None:
+    url, name = run
+    with Scheduler(url, name) as sched:
+        group = int(next(iter(sched._redis.zrange(f"roq:{{{name}}}:occupied", 0, 0))))
+    text = roq("filter", "--redis", url, "--run", name, "--group", group, "--reason", "dirty").stdout
+    assert text == f"group {group} is filtered\n"
+    again = roq("filter", "--redis", url, "--run", name, "--group", group)
+    assert again.returncode == 1
+    assert "left the run" in again.stderr
+
+
+def test_drain(run: tuple[str, str], roq: Roq) -> None:
+    url, name = run
+    text = roq("drain", "--redis", url, "--run", name, "--worker", "w0").stdout
+    assert "worker w0 leaves when its" in text
+    (worker,) = read(roq("workers", "--redis", url, "--run", name, "--json"))
+    assert worker["draining"]
+    unknown = roq("drain", "--redis", url, "--run", name, "--worker", "w9")
+    assert unknown.returncode == 2
+    assert unknown.stderr == "roq: no worker w9 is attached; `roq workers` lists them\n"
+
+
+def test_dead_letters(url: str, roq: Roq) -> None:
+    with Scheduler(url, "sick") as sched:
+        sched.create(RunConfig(eta=1, batch_size=2, max_attempts=1))
+        assert "no prompt was given up" in roq("dead", "--redis", url, "--run", "sick").stdout
+        for claim in sched.reserve("w0", 0, 3).reservations:
+            sched.release(claim, reason="error", error="the tool is broken")
+    listed = read(roq("dead", "--redis", url, "--run", "sick", "--json"))
+    assert [letter["ordinal"] for letter in listed["dead"]] == [0, 1, 2]
+    text = roq("dead", "--redis", url, "--run", "sick").stdout
+    assert text.count("the tool is broken") == 3
+    assert "UTC" in text
+    unknown = roq("dead", "--redis", url, "--run", "sick", "--requeue", 0, "--requeue", 9)
+    assert unknown.returncode == 2
+    assert "not dead letters: 9; nothing was put back" in unknown.stderr
+    some = roq("dead", "--redis", url, "--run", "sick", "--requeue", 1)
+    assert some.stdout == "1 prompts are put back; they are issued before any new one\n"
+    assert read(roq("dead", "--redis", url, "--run", "sick", "--requeue-all", "--json"))["requeued"] == [0, 2]
+    with Scheduler(url, "sick") as sched:
+        assert sched.dead() == []
+        assert sched.verify() == []

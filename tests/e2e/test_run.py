@@ -30,8 +30,9 @@ seed = 3
 
 [protocol]
 eta = 1
-batch_size = 4
+batch_size = {batch}
 group_size = 4
+{protocol}
 total_steps = {steps}
 lease_s = {lease_s}
 
@@ -84,6 +85,7 @@ def start(base: Path, tmp_path: Path) -> Any:
 
     def run(**settings: object) -> tuple[Path, subprocess.Popen[bytes]]:
         defaults: dict[str, object] = {"steps": 4, "workers": 2, "lease_s": 20, "kv": "recompute"}
+        defaults |= {"batch": 4, "protocol": ""}
         config.write_text(JOB.format(**defaults | settings))
         with (tmp_path / "up.log").open("wb") as log:
             return tmp_path / "run", subprocess.Popen(roq("up", str(config)), stdout=log, stderr=log)
@@ -92,7 +94,7 @@ def start(base: Path, tmp_path: Path) -> Any:
     subprocess.run(roq("down", str(config)), check=False, timeout=60)
 
 
-def finished(folder: Path, process: subprocess.Popen[bytes], steps: int) -> dict[str, Any]:
+def finished(folder: Path, process: subprocess.Popen[bytes], steps: int, batch: int = 4) -> dict[str, Any]:
     """Wait for the end; what must hold of every run."""
     log = folder.parent / "up.log"
     assert process.wait(400) == 0, log.read_text()[-4000:]
@@ -101,9 +103,9 @@ def finished(folder: Path, process: subprocess.Popen[bytes], steps: int) -> dict
     assert summary["steps"] == summary["batches_full"] == steps
     assert summary["eta"] == 1
     assert summary["max_staleness"] <= 1
-    assert sum(summary["staleness_histogram"].values()) == steps * 16
+    assert sum(summary["staleness_histogram"].values()) == steps * batch * 4
     ledger = summary["ledger"]
-    assert ledger["trained"] == steps * 4
+    assert ledger["trained"] == steps * batch
     assert ledger["issued"] == sum(count for name, count in ledger.items() if name != "issued")
     assert summary["verify"] == []
     assert summary["logprob_abs_diff_mean"] < 1e-3
@@ -114,7 +116,7 @@ def finished(folder: Path, process: subprocess.Popen[bytes], steps: int) -> dict
             assert sched.verify() == []
             audit = sched.audit()
         assert audit.problems == []
-        assert audit.fates["trained"] == steps * 4
+        assert audit.fates["trained"] == steps * batch
     finally:
         server.stop()
     return summary
@@ -125,6 +127,23 @@ def test_trains_to_the_end(start: Start) -> None:
     summary = finished(folder, process, 4)
     assert summary["worker_processes"] == 2
     assert summary["tokens_per_s"] > 0
+
+
+def test_over_sampling_of_both_kinds(start: Start) -> None:
+    """Groups of 4 of 5 candidates, batches of 8 of 9 slots, post-processed before they are placed."""
+    protocol = """
+buffer_slots = 9
+group_candidates = 5
+post_process = "roq.postprocess:leave_one_out"
+"""
+    folder, process = start(steps=3, batch=8, protocol=protocol)
+    summary = finished(folder, process, 3, batch=8)
+    lines = [line for path in (folder / "workers").iterdir() for line in path.read_text().splitlines()]
+    log = [json.loads(line) for line in lines]
+    last = {line["worker"]: line for line in log}
+    assert sum(line["cancelled"] for line in last.values()) > 0, "the fifth candidates are stopped"
+    assert sum(line["post_processed"] for line in last.values()) >= 24
+    assert summary["ledger"]["issued"] >= 24
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 150) -> None:

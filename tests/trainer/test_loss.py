@@ -8,7 +8,8 @@ import statistics
 import pytest
 import torch
 
-from roq_trainer.loss import MISMATCH, advantages, grpo_loss, mismatch
+from roq.types import Batch, BatchGroup, BatchMember
+from roq_trainer.loss import MISMATCH, advantages, batch_advantages, grpo_loss, mismatch
 
 
 def one(logp: float, old: float, engine: float, advantage: float) -> tuple[float, float, float]:
@@ -75,6 +76,20 @@ def test_the_ratio_is_clipped_where_it_went_far_enough(
     assert loss == pytest.approx(-value, rel=1e-5)
     assert clipped == float(is_clipped)
     assert (grad == 0) == is_clipped
+
+
+def test_advantages_of_post_processing_go_first() -> None:
+    def group(number: int, *members: tuple[float, float | None]) -> BatchGroup:
+        return BatchGroup(
+            group=number, ordinal=number, slot=number, v_traj=0, staleness=0,
+            members=[
+                BatchMember(member=m, reward=reward, tokens=1, v_traj=0, advantage=advantage)
+                for m, (reward, advantage) in enumerate(members, 1)
+            ],
+        )  # fmt: skip
+
+    batch = Batch(version=0, groups=[group(1, (0.0, 7.0), (1.0, -3.0)), group(2, (0.0, None), (1.0, None))])
+    assert batch_advantages(batch, normalize=False) == [[7.0, -3.0], [-0.5, 0.5]]
 
 
 def test_padding_counts_for_nothing() -> None:

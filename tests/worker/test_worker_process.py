@@ -172,6 +172,71 @@ def test_a_run_from_start_to_end(workers: Workers, sched: Scheduler, models: Cal
     assert sched.status().workers == []
 
 
+def test_post_processing_without_partial_rollout(
+    workers: Workers, sched: Scheduler, models: Callable[..., Path]
+) -> None:
+    """The user's function sees whole groups; no response is of two versions; a drained worker leaves."""
+    (workers.folder / "judges.py").write_text(
+        "from roq.postprocess import Verdict\n"
+        "def judge(item, members):\n"
+        "    which = int(item['answer']) // 2 % 4\n"
+        "    assert all(len(m.tokens) == len(m.logprobs) for m in members)\n"
+        "    if which == 0: return Verdict(keep=False, reason='dull')\n"
+        "    if which == 1: raise ValueError('no such judge')\n"
+        "    return Verdict(advantages=[float(len(m.tokens)) for m in members])\n"
+    )
+    protocol = RunConfig(
+        eta=1, batch_size=4, group_size=2, epochs=None, lease_s=6, max_attempts=2, post_process="judges:judge"
+    )
+    rollout = Rollout(max_concurrency=8, max_tokens=200, drain_s=10, partial_rollout=False)
+    create_run(sched, job(workers, models(seed=0), protocol=protocol, rollout=rollout))
+    worker = workers.start()
+    versions: set[int] = set()
+    for version in range(3):
+        batch = take(workers, sched)
+        for group, trajectories in zip(batch.groups, sched.payloads(batch.groups), strict=True):
+            assert [m.advantage for m in group.members] == [len(t.tokens) for t in trajectories]
+            assert all(len(t.segments) == 1 for t in trajectories), "one version each"
+            versions |= {t.segments[0][0] for t in trajectories}
+        sched.publish(version + 1, str(models(seed=version % 2)), "trainer")
+    assert len(versions) >= 2
+    ledger = sched.status().ledger
+    assert ledger.filtered > 0
+    assert ledger.dead > 0
+    assert all("judges:judge raised ValueError: no such judge" in letter.reason for letter in sched.dead())
+
+    name = sched.status().workers[0].worker
+    sched.drain(name)
+    assert worker.wait(30) == 0, workers.log()
+    assert "stopping (drained)" in workers.log()
+    status = sched.status()
+    assert (status.workers, status.inflight) == ([], 0)
+    assert not sched.verify()
+    assert not sched.audit().problems
+
+
+def test_candidates_that_are_not_needed_are_stopped(
+    workers: Workers, sched: Scheduler, models: Callable[..., Path]
+) -> None:
+    """The engine really stops them: a worker that went on would hold its places for the whole length."""
+    protocol = RunConfig(eta=0, batch_size=2, group_size=1, group_candidates=4, epochs=None, lease_s=60)
+    rollout = Rollout(max_concurrency=8, max_tokens=470, drain_s=10)
+    create_run(sched, job(workers, models(seed=0), protocol=protocol, rollout=rollout))
+    workers.start()
+    batch = take(workers, sched)
+    assert [len(group.members) for group in batch.groups] == [1, 1]
+    assert sched.status().inflight == 0
+
+    def last_line() -> dict[str, Any]:
+        (metrics,) = (workers.folder / "run/workers").iterdir()
+        return json.loads(metrics.read_text().splitlines()[-1])
+
+    # far sooner than the next heartbeat of a lease of 60 s
+    workers.until("an idle engine", lambda: last_line()["completed"] and last_line()["inflight"] == 0, 12)
+    assert last_line()["cancelled"] > 0
+    assert not sched.verify()
+
+
 def test_failures(workers: Workers, sched: Scheduler, models: Callable[..., Path]) -> None:
     """Failing rewards, a frozen worker that loses its claims, a dead engine, an orphaned engine."""
     (workers.folder / "moody_rewards.py").write_text(

@@ -81,6 +81,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
     except Stopped:
         return
     settings = job.rollout
+    oversampled = job.protocol.candidates > job.protocol.group_size
     counters, rate, log = Counters(), Rate(), Log(Path(job.run.dir), worker, say)
     news: deque[Renewal] = deque()
     failures: deque[BaseException] = deque()
@@ -142,6 +143,8 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         counters.completed += 1
         if done.finish is not None:  # it was its group's last
             start(done.finish)
+        if oversampled and done.status != "open":
+            beat.renew_now()  # the candidates that are not needed any more are stopped at once
 
     async def judge(draft: Draft) -> None:
         """Post-process a group whose members are all in."""
