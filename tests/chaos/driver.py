@@ -14,13 +14,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import click
 import msgspec
 import redis
 
-from roq import RunConfig, Scheduler
+from roq import RunConfig, Scheduler, UnknownWorker
 from roq._keys import keys_of
 from roq.server import EmbeddedServer
 from tests.chaos.worker import LEASE_S
@@ -29,7 +30,15 @@ __all__ = ["Outcome", "chaos"]
 
 WORKERS = 6
 RUN = "chaos"
-CONFIG = RunConfig(eta=2, batch_size=16, group_size=2, lease_s=LEASE_S, max_attempts=8, event_log=50_000_000)
+CONFIG = RunConfig(
+    eta=2,
+    batch_size=16,
+    group_size=2,
+    lease_s=LEASE_S,
+    max_attempts=4,
+    post_process="chaos:judge",
+    event_log=50_000_000,
+)
 
 
 class Outcome(msgspec.Struct):
@@ -128,6 +137,17 @@ class _Cast:
         if process not in self.frozen:
             process.terminate()
 
+    def drain_worker(self) -> None:
+        process = self.worker()
+        if process not in self.frozen and (name := self.name_of(process)):
+            with suppress(UnknownWorker), Scheduler(self.server.url, RUN, retry_s=120) as sched:
+                sched.drain(name)
+
+    def revive_the_dead(self) -> None:
+        with Scheduler(self.server.url, RUN, retry_s=120) as sched:
+            for letter in sched.dead():
+                sched.revive(letter.ordinal)
+
     def kill_trainer(self) -> None:
         if self.trainer:
             self.trainer.kill()
@@ -179,6 +199,8 @@ _FAULTS = {  # how often, relative to each other
     "kill_worker": 60,
     "freeze_worker": 12,
     "stop_worker": 12,
+    "drain_worker": 6,
+    "revive_the_dead": 4,
     "kill_trainer": 10,
     "replace_frozen_trainer": 2,
     "kill_server": 5,

@@ -45,7 +45,7 @@ class Draft:
 
 
 async def main(url: str, run: str, seed: int) -> None:
-    """Work until SIGTERM."""
+    """Work until SIGTERM, or until asked to drain."""
     dice = random.Random(seed)
     worker = f"chaos-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     print(worker, flush=True)
@@ -53,12 +53,27 @@ async def main(url: str, run: str, seed: int) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     version = (await sched.pin(worker)).version
-    newest = version
+    newest, draining = version, False
     held: dict[int, tuple[Draft, asyncio.Task[None]]] = {}
+
+    async def judge(draft: Draft) -> None:
+        claim = draft.claim
+        members = await sched.members(claim.group)
+        await asyncio.sleep(dice.expovariate(20))
+        fate = dice.random()
+        if fate < 0.02:
+            await sched.release(claim, reason="error", error="the dice did not say")
+        elif fate < 0.05:
+            await sched.finish(claim, keep=False, reason="dull")
+        else:
+            await sched.finish(claim, advantages=[t.reward - 0.5 for t in members])
 
     async def roll(draft: Draft) -> None:
         claim = draft.claim
         try:
+            if claim.member == 0:
+                await judge(draft)
+                return
             for part in range(4):
                 await asyncio.sleep(dice.lognormvariate(0, 1.0) * MEAN_S / 6)
                 draft.grow(max(version, claim.v_traj), dice.randint(1, 12))
@@ -70,16 +85,24 @@ async def main(url: str, run: str, seed: int) -> None:
                 payload = Trajectory(
                     [claim.ordinal], draft.tokens, draft.logprobs, draft.segments, dice.random()
                 )
-                await sched.complete(claim, payload)
+                done = await sched.complete(claim, payload)
+                if done.finish is not None:
+                    start(done.finish)
         except Fenced:
             pass
-        held.pop(claim.token, None)
+        finally:
+            if not stop.is_set():
+                held.pop(claim.token, None)
+
+    def start(claim: Reservation) -> None:
+        draft = Draft(claim)
+        held[claim.token] = draft, asyncio.create_task(roll(draft))
 
     async def beat() -> None:
-        nonlocal newest
+        nonlocal newest, draining
         while True:
             renewal = await sched.renew(worker, version)
-            newest = max(newest, renewal.version)
+            newest, draining = max(newest, renewal.version), draining or renewal.draining
             for claim in renewal.cancelled:
                 if claim.token in held:
                     held.pop(claim.token)[1].cancel()
@@ -87,15 +110,15 @@ async def main(url: str, run: str, seed: int) -> None:
 
     beating = asyncio.create_task(beat())
     stopping = asyncio.create_task(stop.wait())
-    while not stop.is_set():
+    while not (stop.is_set() or (draining and not held)):
         if newest > version:  # pin, load, and only then say so
             version = (await sched.pin(worker)).version
-        grant = await sched.reserve(worker, version, CONCURRENCY - len(held))
-        newest = max(newest, grant.version)
-        for claim in grant.reservations:
-            draft = Draft(claim)
-            held[claim.token] = draft, asyncio.create_task(roll(draft))
-        timeout = 1.0 if len(held) == CONCURRENCY else 0.1
+        if not draining and len(held) < CONCURRENCY:
+            grant = await sched.reserve(worker, version, CONCURRENCY - len(held))
+            newest = max(newest, grant.version)
+            for claim in grant.reservations:
+                start(claim)
+        timeout = 1.0 if len(held) >= CONCURRENCY else 0.1
         await asyncio.wait(
             [stopping, *(task for _, task in held.values())],
             timeout=timeout,

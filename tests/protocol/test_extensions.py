@@ -1,11 +1,50 @@
-"""Filter, drop, groups, over-sampling: the article's sections 7.2 to 7.6."""
+"""Partial rollout, filter, drop, groups, over-sampling: the article's sections 7.1 to 7.6."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 
 from roq import Fenced, NotReady, RunConfig, Scheduler
-from tests.protocol.play import Named, expire
+from tests.protocol.play import Named, expire, trajectory
+
+
+def test_partial_rollout_counts_by_its_oldest_version(sched: Scheduler) -> None:
+    """7.1: begun with v0 and finished with v1, A is of v0 wherever it is placed and trained."""
+    run = Named(sched, RunConfig(eta=1, batch_size=1))
+    assert run.admit(0, 2) == "A 1.1, B 0.1"
+    run.complete("B")
+    run.take()
+    run.publish(1)
+    (claim,) = run.claims["A"]
+    done = sched.complete(claim, trajectory(0, newest=1, tokens=4))
+    assert (done.status, done.buffer) == ("occupied", 1)
+    batch = sched.take("t0")
+    assert batch is not None
+    assert [(g.v_traj, g.staleness) for g in batch.groups] == [(0, 1)]
+    assert sched.payloads(batch.groups)[0][0].segments == [(0, 3), (1, 1)]
+    run.verify()
+
+
+def test_stuck_timeout(sched: Scheduler) -> None:
+    """7.2: B and C run out of time in the nearest buffer, D moves forward, G and H are admitted."""
+    run = Named(sched, RunConfig(eta=1, batch_size=3, on_drop="discard", stuck_timeout_s=0.05))
+    assert run.admit(0, 6) == "A 1.3, B 1.2, C 1.1, D 0.3, E 0.2, F 0.1"
+    for name in "AFE":
+        run.complete(name)
+    assert run.take() == "AFE"
+    assert run.picture() == ["R:C R:B R:D"]
+    run.publish(1)
+    assert run.admit(1, 3) == "G 2.3, H 2.2, I 2.1"
+    run.complete("G")
+    assert run.picture() == ["R:C R:B R:D", "O:G R:H R:I"]
+    assert run.take() is None  # the clock starts
+    time.sleep(0.1)
+    run.take()
+    assert {c.reason for c in sched.renew("w0").cancelled} == {"stuck_timeout"}
+    assert run.picture() == ["O:G . .", ". R:H R:I"]
+    assert run.admit(1, 3) == "J 2.1, K 1.3, L 1.2"
 
 
 def test_filter_pulls_a_later_group_forward(sched: Scheduler) -> None:
