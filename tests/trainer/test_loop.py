@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from player import playing
 from trainer_support import TEMPERATURE, environment
@@ -134,6 +135,23 @@ def test_trains_to_the_end(prepare, ranks: dict[str, int], kind: str) -> None:
     assert kept[-1] == "v00000004"
     assert len(kept) <= 2  # the newest, and one that the worker may still have pinned
     assert Path(setup.job.model.path).is_dir()
+
+
+def test_ranks_end_with_torchrun(prepare) -> None:
+    """Killed with -9, torchrun leaves no rank behind that would train on beside the next one's."""
+    setup = prepare(data_parallel=2)
+    agent = setup.start()
+    found: list[psutil.Process] = []
+
+    def ranks() -> bool:
+        found[:] = psutil.Process(agent.pid).children()
+        return len(found) == 2 and "2 ranks" in setup.log()
+
+    setup.until(ranks, agent)
+    agent.kill()
+    agent.wait()
+    _, alive = psutil.wait_procs(found, timeout=10)
+    assert not alive
 
 
 def test_a_stopped_and_a_killed_trainer_go_on_where_they_were(prepare) -> None:

@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from roq._orphans import die_with_parent
 from roq.errors import ConfigError, RoqError
 
 __all__ = ["main"]
@@ -23,6 +24,8 @@ def main(url: str, run: str) -> None:
 
     Exits 0 at the end of the run or after SIGTERM, 2 when the job cannot work, 1 on any other failure.
     """
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's ranks must not outlive it: it starts them again
+        die_with_parent()
     rank = int(os.environ.get("RANK", "0"))
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format=f"%(asctime)s rank {rank} %(name)s: %(message)s"

@@ -19,10 +19,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from roq._orphans import die_with_parent
 from roq.errors import ConfigError
 from roq.postprocess import Member, Verdict
 from roq.rewards import load_function
-from roq_worker._orphans import die_with_parent
 
 __all__ = ["KINDS", "LENGTH"]
 

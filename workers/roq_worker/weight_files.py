@@ -24,8 +24,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
+from roq._orphans import watch_parent
 from roq_worker import _cpu
-from roq_worker._orphans import watch_parent
 from roq_worker.engine import BACKEND
 
 __all__ = ["FileTransfer", "Folder", "NoInit", "WorkerExtension"]

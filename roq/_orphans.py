@@ -1,4 +1,4 @@
-"""Child processes that end with the worker, even when it is killed with -9."""
+"""Processes that end with the one that started them, even when it is killed with -9."""
 
 from __future__ import annotations
 
