@@ -310,10 +310,13 @@ class Operations:
             raise Fenced(f"group {group} has left the run; drop this work")
         members = msgspec.json.decode(record, type=_GroupRecord, strict=False).members
         names = [f"{group}.{m}" for m, member in enumerate(members, 1) if member.state == "complete"]
-        data = (yield Command(("HMGET", self.keys["payloads"], *names))) if names else []
-        if None in data:  # it left between the two looks
+        data: list[bytes | None] = []
+        if names:
+            data = yield Command(("HMGET", self.keys["payloads"], *names))
+        payloads = [payload for payload in data if payload is not None]
+        if len(payloads) < len(data):  # it left between the two looks
             raise Fenced(f"group {group} has left the run; drop this work")
-        return [Trajectory.decode(payload) for payload in data]
+        return [Trajectory.decode(payload) for payload in payloads]
 
     def finish(
         self, claim: Reservation, keep: bool, reason: str, advantages: Sequence[float] | None

@@ -215,7 +215,8 @@ def _claims(run: Snapshot) -> Iterator[str]:
         if group not in run.groups:
             continue
         record = run.groups[group]
-        parts = dict(enumerate(record["members"], 1))
+        members: list[Any] = record["members"]
+        parts = dict(enumerate(members, 1))
         if "finish" in record:
             parts[0] = record["finish"]
         elif sum(m["state"] == "complete" for m in parts.values()) >= int(run.config["group_size"]):

@@ -36,19 +36,21 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         eta: maximum staleness: a group is trained in a buffer ``b <= v_traj + eta``.
         batch_size: groups in a training batch (B).
         group_size: trajectories of one prompt in a group (G); 1 is plain trajectories.
-        buffer_slots: slots of a buffer (S >= B); None means ``batch_size``.
-        group_candidates: candidates generated for a group (G' >= G); None means ``group_size``.
-        prompts: prompts in the data set; None means an endless supply of ordinals.
-        epochs: passes over the data set; None repeats it for ever.
-        total_steps: end the run after so many updates; None means no such end.
+        buffer_slots: slots of a buffer (S >= B), more for over-sampling; left out, ``batch_size``.
+        group_candidates: candidates generated for a group (G' >= G), more for over-sampling; left out,
+            ``group_size``.
+        prompts: prompts in the data set; ``roq init`` counts them. Left out in Python, ordinals are endless.
+        epochs: passes over the data set; None (in Python) repeats it for ever.
+        total_steps: end the run after so many updates; left out, when the prompts are used up.
         lease_s: a worker that is silent for so long loses its claims.
         max_attempts: failed attempts at one member (its reward or engine failed, or its worker died; a
             hand-back is none) before its prompt is dead-lettered; also drops of one prompt.
         on_drop: what happens to a dropped prompt.
         filter_zero_variance: drop finished groups whose rewards are all equal (dynamic sampling).
         post_process: ``module:function`` that a worker runs over every finished group before it is placed
-            (roq/postprocess.py says how it is called); None places it at once.
-        stuck_timeout_s: drop the nearest buffer's unfinished groups after waiting so long; None never.
+            (roq/postprocess.py says how it is called); left out, it is placed at once.
+        stuck_timeout_s: drop the nearest buffer's unfinished groups when the trainer has waited so long for
+            them alone; left out, never.
         max_inflight: cap on trajectories leased out at once over all workers.
         max_payload_bytes: admission stops while this much trajectory data is in Redis.
         max_trajectory_bytes: a larger trajectory or prefix is refused.
@@ -109,7 +111,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[run]``: the run's name, seed and folder (weights, checkpoints, logs, the embedded server's data)."""
+    """``[run]``: the run itself.
+
+    Attributes:
+        name: letters, digits, ".", "_" or "-", at most 64; part of every key in Redis.
+        dir: folder of weights, checkpoints, logs and the embedded server's data.
+        seed: of the prompts' order, of sampling and of the trainer.
+    """
 
     name: str
     dir: str
@@ -123,13 +131,22 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[redis]``: ``url`` of the server; without it ``roq up`` starts its own in the run's folder."""
+    """``[redis]``: the server.
+
+    Attributes:
+        url: where it is; without it ``roq up`` starts its own in the run's folder.
+    """
 
     url: str | None = None
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[model]``: ``path`` is a Hugging Face folder or hub name; ``dtype`` serves both engines."""
+    """``[model]``: the model to train.
+
+    Attributes:
+        path: a Hugging Face folder or hub name.
+        dtype: of the weights, in both engines.
+    """
 
     path: str
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -139,10 +156,13 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """``[data]``: prompts from a file or from a reasoning-gym data set.
 
     Attributes:
-        file: JSONL or parquet with a prompt and an answer per row; or
-        dataset: the name of a reasoning-gym data set, of ``size`` items made from ``seed``, with its
-            own settings in ``settings``.
-        prompt_field, answer_field: the columns of ``file``.
+        file: JSONL or parquet with a prompt and an answer per row; this or ``dataset``.
+        dataset: the name of a reasoning-gym data set.
+        size: its items.
+        seed: what they are made from.
+        settings: its own settings.
+        prompt_field: the field of ``file`` that holds the question.
+        answer_field: the field that holds the answer.
         template: how the prompt text is made from the question; must hold ``{prompt}``.
         chat: apply the tokenizer's chat template to it as one user turn.
         shuffle: shuffle every epoch by (run seed, epoch).
@@ -169,11 +189,13 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Reward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[reward]``: ``function`` is ``module:function``, run in ``processes`` processes of its own.
+    """``[reward]``: how a response is scored; the function is called with the data row and the response text.
 
-    ``timeout_s`` and ``processes`` hold for ``protocol.post_process`` too.
-    It is called as ``function(item, response)`` with the data row (a dict) and the response text, and
-    returns a float. A call that raises or exceeds ``timeout_s`` fails the attempt; it is not a reward of 0.
+    Attributes:
+        function: ``module:function``, called as ``function(item, response)``; returns a float.
+        timeout_s: a call that raises or takes longer fails the attempt; it is not a reward of 0. Holds for
+            ``protocol.post_process`` too.
+        processes: processes of its own that each worker runs it in; as many run ``protocol.post_process``.
     """
 
     function: str = "roq.rewards:reasoning_gym"
@@ -193,13 +215,13 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         max_concurrency: trajectories that one engine runs at once.
         max_tokens: longest response, in tokens.
         temperature: sampling temperature; log-probs are taken after it.
-        top_p, top_k: leave at 1.0 and 0. Anything else biases the log-probs and is refused unless
-            ``allow_truncated_sampling`` is set.
+        top_p, top_k: leave at 1.0 and 0. Anything else biases the log-probs.
+        allow_truncated_sampling: allow it all the same.
         stop: strings that end a response, beside the tokenizer's end token.
         partial_rollout: new weights are loaded under what is in flight, which goes on with them. False ends
             it first: no response is of two versions, and a worker idles until its longest one is done.
         kv_on_swap: after new weights, "recompute" the KV cache of what is in flight, or "keep" the old.
-        save_prefix_every_s: how often long responses save their tokens so far; None only at a detach.
+        save_prefix_every_s: how often long responses save their tokens so far; left out, only at a detach.
         drain_s: how long a worker may take to hand its work back after SIGTERM.
         engine: further vLLM engine arguments, passed on unchanged.
     """
@@ -230,8 +252,13 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """``[trainer]``: the Megatron training process.
 
     Attributes:
-        tensor_parallel, pipeline_parallel, data_parallel: the ranks torchrun starts are their product.
-        lr, weight_decay, adam_beta1, adam_beta2, grad_clip: the optimizer.
+        tensor_parallel: ranks that share each layer; torchrun starts the product of these three.
+        pipeline_parallel: stages of layers.
+        data_parallel: replicas.
+        lr: Adam's learning rate.
+        weight_decay: decoupled, as in AdamW.
+        adam_beta1, adam_beta2: Adam's decay rates.
+        grad_clip: largest norm of the gradient; 0 does not clip.
         clip_low, clip_high: PPO ratio clip, ``1 - clip_low`` to ``1 + clip_high``.
         importance_cap: truncation of the trainer/engine importance weight (truncated importance sampling).
         normalize_advantage: divide a group's advantages by the standard deviation of its rewards.

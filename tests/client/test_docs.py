@@ -44,3 +44,8 @@ def test_links_lead_somewhere() -> None:
         for link in re.findall(r"\]\(([^)#]+)", path.read_text()):
             if "://" not in link:
                 assert (path.parent / link).exists(), (path, link)
+
+
+def test_the_configuration_reference_is_up_to_date() -> None:
+    command = [sys.executable, str(ROOT / "scripts/config-reference"), "--check"]
+    assert subprocess.run(command, check=False).returncode == 0, "run scripts/config-reference"
