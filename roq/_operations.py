@@ -89,7 +89,7 @@ class _TakeReply(msgspec.Struct):
     ready: bool
     version: int = 0
     replay: bool = False
-    groups: list[_GroupRecord] = []
+    groups: list[int] = []
 
 
 class _ReservationReply(Reservation, frozen=True, kw_only=True):
@@ -370,6 +370,8 @@ class Operations:
         reply = yield from self._ask(f.TAKE, _TakeReply, trainer, "" if version is None else version)
         if not reply.ready:
             return None
+        data = yield from self._fetch("groups", [str(group) for group in reply.groups])
+        records = [msgspec.json.decode(record, type=_GroupRecord, strict=False) for record in data]
         groups = [
             BatchGroup(
                 group=record.group,
@@ -389,23 +391,27 @@ class Operations:
                     if member.state == "complete"
                 ],
             )
-            for slot, record in enumerate(reply.groups, start=1)
+            for slot, record in enumerate(records, start=1)
         ]
         return Batch(version=reply.version, groups=groups, replay=reply.replay)
 
     def payloads(self, groups: Sequence[BatchGroup]) -> Operation[list[list[Trajectory]]]:
         names = [f"{g.group}.{m.member}" for g in groups for m in g.members]
+        found = iter((yield from self._fetch("payloads", names)))
+        return [[Trajectory.decode(next(found)) for _ in group.members] for group in groups]
+
+    def _fetch(self, key: str, names: Sequence[str]) -> Operation[list[bytes]]:
+        """What a taken batch has under ``names``, in portions."""
         data: list[bytes | None] = []
         for start in range(0, len(names), _FETCH):
-            data += yield Command(("HMGET", self.keys["payloads"], *names[start : start + _FETCH]))
-        missing = [name for name, payload in zip(names, data, strict=True) if payload is None]
+            data += yield Command(("HMGET", self.keys[key], *names[start : start + _FETCH]))
+        missing = [name for name, value in zip(names, data, strict=True) if value is None]
         if missing:
             raise StateLost(
-                f"the trajectories {', '.join(missing[:8])} are not on the server any more; "
+                f"the {key} {', '.join(missing[:8])} are not on the server any more; "
                 "restart the trainer from its newest checkpoint"
             )
-        found = iter(payload for payload in data if payload is not None)
-        return [[Trajectory.decode(next(found)) for _ in group.members] for group in groups]
+        return [value for value in data if value is not None]
 
     def publish(
         self, version: int, weights: str, trainer: str, metrics: Mapping[str, float] | None

@@ -222,8 +222,9 @@ class Policy(TypedDict):
     reraise: bool
 
 
-def retry_policy(url: str, retry_s: float | None) -> Policy:
-    """Back off with jitter for at most ``retry_s`` seconds (None: for ever), saying what is waited for."""
+def retry_policy(url: str, retry_s: float | None, stop: threading.Event | None = None) -> Policy:
+    """Back off with jitter for at most ``retry_s`` seconds (None: for ever) or until ``stop`` is set, saying
+    what is waited for."""
     next_word = 0.5  # a blip is nobody's concern
 
     def say(state: tenacity.RetryCallState) -> None:
@@ -234,10 +235,12 @@ def retry_policy(url: str, retry_s: float | None) -> Policy:
             error = state.outcome.exception() if state.outcome else None
             log.warning("waiting for Redis at %s since %.0f s: %s", masked(url), elapsed, error)
 
+    ends = [] if retry_s is None else [tenacity.stop_after_delay(retry_s)]
+    ends += [] if stop is None else [tenacity.stop_when_event_set(stop)]
     return {
         "retry": tenacity.retry_if_exception(is_transient),
         "wait": tenacity.wait_random_exponential(multiplier=0.05, max=2.0),
-        "stop": tenacity.stop_never if retry_s is None else tenacity.stop_after_delay(retry_s),
+        "stop": tenacity.stop_any(*ends),
         "before_sleep": say,
         "reraise": True,
     }

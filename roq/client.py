@@ -62,6 +62,7 @@ class Scheduler:
         url: ``redis://``, ``rediss://`` or ``unix:///path/to.sock``.
         run: the run's name.
         retry_s: how long to wait for a server that is away.
+        stop: set, it ends such a wait at once.
 
     Raises:
         ConfigError: the URL cannot be understood.
@@ -70,7 +71,9 @@ class Scheduler:
         UnknownRun: (any call but ``create``) the run was not created.
     """
 
-    def __init__(self, url: str, run: str, *, retry_s: float | None = 60.0) -> None:
+    def __init__(
+        self, url: str, run: str, *, retry_s: float | None = 60.0, stop: threading.Event | None = None
+    ) -> None:
         self.url = url
         self.run = run
         self.stats = Stats()
@@ -78,7 +81,7 @@ class Scheduler:
         self._lanes = Lanes()
         self._concurrency = threading.BoundedSemaphore(LANES)
         self._batching = threading.Lock()
-        self._policy = lambda: retry_policy(url, retry_s)
+        self._policy = lambda: retry_policy(url, retry_s, stop)
         self._acknowledged: dict[str, int] = {}
         self._checked = False
         check_url(url)

@@ -12,7 +12,7 @@ Refusals:
   ROQ_NOT_READY  the version is not published yet
 Events: checkpointed
 ]]
-local FREED = 32 -- groups in one call
+local FREED = 16 -- groups in one call
 
 -- Free groups of one batch; returns how many, and the groups that are left of it.
 local function free(run, version, budget)

@@ -7,7 +7,7 @@ Arguments:
   version   updates the trainer's weights have had; "" is the published version
 Reply:
   ready     whether there is a batch
-  version, replay, groups   the batch; `groups` are the groups' records in slot order
+  version, replay, groups   the batch; `groups` are the groups' numbers in slot order
 Refusals:
   ROQ_FENCED      another trainer has taken over
   ROQ_ENDED       all steps are trained, or the prompts cannot fill another batch
@@ -18,16 +18,10 @@ local STUCK = 16 -- groups dropped by the stuck timeout in one call
 local STUCK_LOOK = 64 -- groups looked at for it
 local LEFTOVER = 64 -- Reserved groups looked at in one go when a buffer is taken
 
--- The reply with a batch: the groups' records spliced in as they are, since decoding and encoding them
--- again would only cost the server time.
+-- The reply with a batch: which groups, not their records. Those do not change any more, so the client reads
+-- them in portions (`groups`) without holding the server up.
 local function batch_reply(run, version, ids)
-  local records = redis.call("HMGET", run.key.groups, unpack(ids))
-  return string.format(
-    '{"ready":true,"version":%.0f,"replay":%s,"groups":[%s]}',
-    version,
-    tostring(version < run.state.version),
-    table.concat(records, ",")
-  )
+  return { ready = true, version = version, replay = version < run.state.version, groups = ids }
 end
 
 -- The batch taken for an update, or nil.

@@ -276,3 +276,15 @@ async def test_async_errors(server: Server) -> None:
         await sched.release(first)
         with pytest.raises(Fenced):
             await sched.complete(first, trajectory())
+
+
+def test_a_wait_for_the_server_can_be_ended(tmp_path: Path) -> None:
+    stop = threading.Event()
+    threading.Timer(0.3, stop.set).start()
+    began = time.monotonic()
+    with (
+        Scheduler(f"unix://{tmp_path}/nothing.sock", "test", retry_s=None, stop=stop) as sched,
+        pytest.raises(ServerUnavailable),
+    ):
+        sched.status()
+    assert 0.3 <= time.monotonic() - began < 5

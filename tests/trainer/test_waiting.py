@@ -8,7 +8,7 @@ import pytest
 from trainer_support import make_batch
 
 from roq.config import Training
-from roq.errors import RunEnded
+from roq.errors import RunEnded, ServerUnavailable
 from roq.types import Batch, BufferStatus, Ledger, Status, WaitingSlot, WorkerStatus
 from roq_trainer import waiting
 from roq_trainer.waiting import Order, Stalled, Waiter, describe
@@ -120,3 +120,14 @@ def test_training_time_is_not_waiting_time() -> None:
     script.given, script.now = None, 5000.0
     waiter.started()
     wait_until(waiter, script, 5050)
+
+
+def test_asked_to_leave_while_the_server_is_away() -> None:
+    class Away(Script):
+        def take(self, trainer: str, version: int | None = None) -> Batch | None:
+            raise ServerUnavailable("away")
+
+    asked = iter([False, True])
+    assert Away().waiter().next(3, lambda: next(asked)) == Order("stop")
+    with pytest.raises(ServerUnavailable):
+        Away().waiter().next(3, never)

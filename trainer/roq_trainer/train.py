@@ -69,7 +69,7 @@ def train(url: str, run: str) -> None:
 
     _dist.open_world()
     first = dist.get_rank() == 0
-    sched = Scheduler(url, run, retry_s=RETRY_S)  # connects when first used
+    sched = Scheduler(url, run, retry_s=RETRY_S, stop=stop)  # connects when first used
     job = _dist.lead(partial(read_job, sched), Job)
     training = job.trainer
     _dist.open_parallel(training, job.run.seed)

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from roq.config import Training
-from roq.errors import RoqError, RunEnded
+from roq.errors import RoqError, RunEnded, ServerUnavailable
 from roq.types import Batch, Status
 
 __all__ = ["Order", "Stalled", "Waiter", "describe"]
@@ -84,6 +84,10 @@ class Waiter:
                 batch = self._sched.take(self._trainer, version)
             except RunEnded:
                 return Order("end")
+            except ServerUnavailable:
+                if stopping():  # between two steps nothing is lost
+                    return Order("stop")
+                raise
             if batch is not None:
                 self._restart()
                 return Order("train", batch)
