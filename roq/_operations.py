@@ -8,7 +8,7 @@ only drive it, so both behave alike.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from roq._verify import Snapshot, broken_invariants
 from roq.audit import Audit, audit_events
 from roq.config import RunConfig
 from roq.errors import ConfigError, Fenced, InvalidTrajectory, Refused, StateLost, UnknownRun, refusal
+from roq.history import BEGINNING, Event, gap, id_order
 from roq.trajectory import Prefix, Trajectory
 from roq.types import (
     Batch,
@@ -158,6 +159,17 @@ def _pairs(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
     return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
 
 
+def _events(reply: Any) -> list[Event]:
+    """The events in the answer to XREAD of one stream."""
+    entries = reply[0][1] if reply else []
+    return [
+        Event(
+            number.decode(), {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
+        )
+        for number, fields in entries
+    ]
+
+
 def config_fields(config: RunConfig) -> dict[str, str]:
     """The configuration as the run keeps it: text, defaults filled in, times in milliseconds."""
     values: dict[str, object] = msgspec.structs.asdict(config)
@@ -243,17 +255,32 @@ class Operations:
         snapshot = yield Call(f.VERIFY, ())
         return broken_invariants(snapshot)
 
-    def audit(self) -> Operation[Audit]:
+    def audit(self, archive: Iterable[Event] | None) -> Operation[Audit]:
         snapshot = Snapshot((yield Call(f.VERIFY, ())))
-        events: list[dict[str, str]] = []
-        start = "-"
-        while True:
-            page = yield Command(("XRANGE", self.keys["events"], start, "+", "COUNT", _PAGE))
-            if not page:
-                return audit_events(events, snapshot)
-            for _, fields in page:
-                events.append({name.decode(): value.decode() for name, value in fields.items()})
-            start = f"({page[-1][0].decode()}"
+        events = list(archive or ())
+        after, known = BEGINNING, 0
+        while archive is None and (page := (yield from self.events(after, known, 0.0))):
+            events += page
+            after, known = page[-1].id, known + sum(event.count for event in page)
+        return audit_events((event.fields for event in events), snapshot)
+
+    def events(self, after: str, known: int | None, wait_s: float) -> Operation[list[Event]]:
+        stream = self.keys["events"]
+        block = ("BLOCK", max(1, round(wait_s * 1000))) if wait_s > 0 else ()
+        page = _events((yield Command(("XREAD", "COUNT", _PAGE, *block, "STREAMS", stream, after))))
+        while page:
+            about = yield Command(("XINFO STREAM", stream))
+            first = about["first-entry"][0].decode()
+            if id_order(first) <= id_order(after):
+                break
+            if first == page[0].id:
+                trimmed = int(about["entries-added"]) - int(about["length"])
+                if trimmed > (known or 0):
+                    page.insert(0, gap(after, None if known is None else trimmed - known))
+                break
+            # It was trimmed between the two looks: read again.
+            page = _events((yield Command(("XREAD", "COUNT", _PAGE, "STREAMS", stream, after))))
+        return page
 
     # -- workers ------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Commands that only look: status, buffers, workers, verify, audit."""
+"""Commands that look at a run as it is: status, buffers, workers, verify."""
 
 from __future__ import annotations
 
@@ -121,30 +121,4 @@ def verify(target: Target, json_: bool) -> None:
         raise SystemExit(1)
 
 
-@click.command()
-@target
-@as_json
-def audit(target: Target, json_: bool) -> None:
-    """Replay the events of a run that stands still and prove its ledger; exit code 1 if it cannot be."""
-    with target.scheduler() as scheduler:
-        scheduler.config()
-        found = scheduler.audit()
-    if json_:
-        echo_json(found)
-    else:
-        fates = " + ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in found.fates.items())
-        click.echo(f"{found.events} events: {found.issued} prompts issued = {fates or 0}")
-        rows = sorted(found.staleness.items())
-        click.echo("groups trained by staleness: " + (", ".join(f"{s}: {n}" for s, n in rows) or "none"))
-        click.echo(
-            f"leases: {found.expired} expired, {found.released} released, {found.reissued} issued again"
-        )
-        for problem in found.problems[:20]:
-            click.echo(problem)
-        if not found.problems:
-            click.echo("every prompt is accounted for once, every group kept its bound")
-    if found.problems:
-        raise SystemExit(1)
-
-
-COMMANDS = (status, buffers, workers, verify, audit)
+COMMANDS = (status, buffers, workers, verify)
