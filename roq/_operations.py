@@ -33,6 +33,7 @@ from roq.types import (
     Removal,
     Renewal,
     Reservation,
+    SlotStatus,
     Status,
     WeightsRef,
 )
@@ -43,6 +44,7 @@ T = TypeVar("T")
 
 _FETCH = 128  # payloads read with one command
 _PAGE = 1000  # events read with one command
+_NEWEST = 20  # pages looked through for the newest event of a kind
 _TOGETHER = 32  # calls sent together
 _REASON = 2000  # characters of a reason or an error
 
@@ -76,10 +78,13 @@ class _GroupRecord(msgspec.Struct):
     ordinal: int
     v: int
     members: list[_MemberRecord]
+    since: int = 0
+    finish: _MemberRecord | None = None
 
 
 class _MemberRecord(msgspec.Struct):
     state: str
+    worker: str = ""
     v: int = 0
     reward: float = 0.0
     tokens: int = 0
@@ -161,13 +166,33 @@ def _pairs(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
 
 def _events(reply: Any) -> list[Event]:
     """The events in the answer to XREAD of one stream."""
-    entries = reply[0][1] if reply else []
+    if not reply:
+        return []
+    entries: Any = reply[0][1]
     return [
         Event(
             number.decode(), {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
         )
         for number, fields in entries
     ]
+
+
+def _slot_status(place: tuple[int, int, str, str], record: _GroupRecord, now: float) -> SlotStatus:
+    parts = [*record.members, *([record.finish] if record.finish else [])]
+    states = [part.state for part in parts]
+    return SlotStatus(
+        buffer=place[0],
+        slot=place[1],
+        state=place[2],  # pyright: ignore[reportArgumentType]
+        group=record.group,
+        ordinal=record.ordinal,
+        v_traj=record.v,
+        age_s=now - record.since / 1000,
+        done=states.count("complete"),
+        running=states.count("leased"),
+        pending=states.count("pending"),
+        workers=sorted({part.worker for part in parts if part.state == "leased"}),
+    )
 
 
 def config_fields(config: RunConfig) -> dict[str, str]:
@@ -281,6 +306,37 @@ class Operations:
             # It was trimmed between the two looks: read again.
             page = _events((yield Command(("XREAD", "COUNT", _PAGE, "STREAMS", stream, after))))
         return page
+
+    def newest_event(self, name: str) -> Operation[Event | None]:
+        last = "+"
+        for _ in range(_NEWEST):
+            page: Any = yield Command(("XREVRANGE", self.keys["events"], last, "-", "COUNT", _PAGE))
+            for event in _events([(None, page)]):
+                if event.name == name:
+                    return event
+            if len(page) < _PAGE:
+                return None
+            last = f"({page[-1][0].decode()}"
+        return None
+
+    def slots(self) -> Operation[list[SlotStatus]]:
+        now: Any = yield Command(("TIME",))
+        places: list[tuple[int, int, str, str]] = []
+        for place, content in _pairs((yield Command(("HGETALL", self.keys["slots"])))).items():
+            (buffer, slot), (kind, group) = place.split("."), content.split()
+            places.append((int(buffer), int(slot), kind, group))
+        version = int((yield Command(("HGET", self.keys["state"], "version"))) or 0)
+        batch: bytes = (yield Command(("HGET", self.keys["batches"], version))) or b""
+        places += [(version, i, "training", group) for i, group in enumerate(batch.decode().split(), 1)]
+        found: list[SlotStatus] = []
+        for start in range(0, len(places), _FETCH):
+            some = sorted(places)[start : start + _FETCH]
+            records: Any = yield Command(("HMGET", self.keys["groups"], *(place[3] for place in some)))
+            for place, data in zip(some, records, strict=True):
+                if data is not None:  # else it left between the looks
+                    record = msgspec.json.decode(data, type=_GroupRecord, strict=False)
+                    found.append(_slot_status(place, record, int(now[0]) + int(now[1]) / 1e6))
+        return found
 
     # -- workers ------------------------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ from roq.types import (
     Removal,
     Renewal,
     Reservation,
+    SlotStatus,
     Status,
     WeightsRef,
 )
@@ -207,6 +208,14 @@ class AsyncScheduler:
     ) -> list[Event]:
         """As :meth:`Scheduler.events`."""
         return await self._run(self._operations.events(after, known, min(wait_s, BLOCK_S)))
+
+    async def newest_event(self, name: str) -> Event | None:
+        """As :meth:`Scheduler.newest_event`."""
+        return await self._run(self._operations.newest_event(name))
+
+    async def slots(self) -> list[SlotStatus]:
+        """As :meth:`Scheduler.slots`."""
+        return await self._run(self._operations.slots())
 
     async def wait(self, signal: int, timeout_s: float, *, batch: bool = False) -> int:
         """As :meth:`Scheduler.wait`."""

@@ -44,6 +44,7 @@ from roq.types import (
     Removal,
     Renewal,
     Reservation,
+    SlotStatus,
     Status,
     WeightsRef,
 )
@@ -256,6 +257,17 @@ class Scheduler:
             wait_s: sleep up to so long, at most 2 s, for one to come.
         """
         return self._run(self._operations.events(after, known, min(wait_s, BLOCK_S)))
+
+    def newest_event(self, name: str) -> Event | None:
+        """The newest event of one kind, such as "publish"; None when none of the newest 20,000 is one."""
+        return self._run(self._operations.newest_event(name))
+
+    def slots(self) -> list[SlotStatus]:
+        """Every filled slot and every group in training, in order.
+
+        Read in several steps: a group that moves meanwhile may be missing. :meth:`status` is one picture.
+        """
+        return self._run(self._operations.slots())
 
     def wait(self, signal: int, timeout_s: float, *, batch: bool = False) -> int:
         """Sleep until something changed after ``signal`` or the time is up; returns the newest signal.

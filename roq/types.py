@@ -27,6 +27,7 @@ __all__ = [
     "Removal",
     "Renewal",
     "Reservation",
+    "SlotStatus",
     "Status",
     "WaitingSlot",
     "WeightsRef",
@@ -210,6 +211,26 @@ class BufferStatus(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int
     empty: int
     state: Literal["PENDING", "STUCK", "READY", "TRAINING"]
+
+
+class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One filled slot, or one that is being trained.
+
+    ``done``, ``running`` and ``pending`` count the group's members that are finished, leased out and waiting
+    to be issued; ``workers`` are those that hold some; ``age_s`` counts from the group's reservation.
+    """
+
+    buffer: int
+    slot: int
+    state: Literal["reserved", "occupied", "training"]
+    group: int
+    ordinal: int
+    v_traj: int
+    age_s: float
+    done: int = 0
+    running: int = 0
+    pending: int = 0
+    workers: list[str] = []
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ __all__ = [
     "as_json",
     "config_argument",
     "echo_json",
+    "needs_extra",
     "notice",
     "optional_target",
     "table",
@@ -82,6 +84,16 @@ def fail(error: RoqError) -> NoReturn:
 def notice(text: str) -> None:
     """A line for the person at the terminal, beside the output proper."""
     click.echo(text, err=True)
+
+
+def needs_extra(package: str, extra: str) -> None:
+    """Refuse a command whose optional package is not installed.
+
+    Raises:
+        ConfigError: names the extra that brings it.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"this command needs {package}: pip install 'roq[{extra}]'")
 
 
 config_argument = click.argument("config", type=click.Path(path_type=Path, dir_okay=False))

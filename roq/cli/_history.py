@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 
 import click
+import msgspec
 
 from roq.audit import Audit, audit_archive
-from roq.cli._common import Target, as_json, echo_json, optional_target, target
-from roq.errors import ConfigError
-from roq.history import BEGINNING, Archive, Event, archived_config, follow, read_archive
+from roq.cli._common import Target, as_json, echo_json, optional_target, table, target
+from roq.errors import ConfigError, UnknownGroup
+from roq.history import BEGINNING, Archive, Event, archived_config, follow, read_archive, read_events
+from roq.replay import Group, Member, Replay, groups_of
+from roq.summary import clock
 
 __all__ = ["COMMANDS", "event_text"]
 
@@ -85,6 +89,85 @@ def events(target: Target, follow_: bool, archive: Path | None, after: str | Non
 
 
 @click.command()
+@click.argument("group", type=click.IntRange(min=0))
+@optional_target
+@events_file
+@as_json
+def group(target: Target | None, group: int, file: Path | None, json_: bool) -> None:
+    """Show all that happened to one group, also after it left the run.
+
+    GROUP is its number, as in `roq status`. What is trimmed from the stream is found in an archive
+    (--events) alone.
+    """
+    with _history(target, file) as history:
+        replay, own = Replay(), list[Event]()
+        for event in history:
+            replay.feed(event)
+            found = replay.groups.get(group)
+            batch = None if found is None else found.batch
+            published = event.name == "publish" and event.number("version") - 1 == batch
+            if group in groups_of(event) or published:
+                own.append(event)
+    found = replay.groups.get(group)
+    if found is None:
+        raise UnknownGroup(
+            f"no event tells how group {group} was made: it was never issued, or the stream was trimmed since"
+        )
+    others = [g for g in replay.groups.values() if g.ordinal == found.ordinal and g.group != group]
+    if json_:
+        echo_json(
+            {
+                **msgspec.structs.asdict(found),
+                "staleness": found.staleness,
+                "place": None if found.place is None else str(found.place),
+                "same_prompt": [g.group for g in others],
+                "events": [{"id": event.id, **event.fields} for event in own],
+            }
+        )
+        return
+    click.echo(f"group {group}: prompt {found.ordinal}, {_fate(found)}")
+    for other in others:
+        click.echo(f"the same prompt was group {other.group}, {_fate(other)}")
+    click.echo()
+    rows = [_member_row(number, member) for number, member in sorted(found.members.items())]
+    table(("member", "worker", "attempts", "took", "tokens", "reward"), rows, "><>>>>")
+    click.echo()
+    for event in own:
+        click.echo(f"{'+' + clock(event.time - found.reserved):>10}  {event_text(event)}")
+
+
+def _fate(group: Group) -> str:
+    """Where a group is, or how it left."""
+    if group.batch is not None:
+        return f"{group.state} in batch {group.batch} with staleness {group.staleness}"
+    if group.place is not None:
+        return f"{group.state} at {group.place}, v_traj {group.v_traj}"
+    return f"{group.state}" + f" ({group.reason})" * bool(group.reason)
+
+
+def _member_row(number: int, member: Member) -> tuple[object, ...]:
+    took = "" if member.issued is None else "running"
+    if member.issued is not None and member.completed is not None:
+        took = clock(member.completed - member.issued)
+    reward = "" if member.reward is None else f"{member.reward:g}"
+    worker = member.worker or "waits to be issued"
+    return number, worker, member.attempts, took, member.tokens or "", reward
+
+
+@contextmanager
+def _history(target: Target | None, file: Path | None) -> Generator[Iterator[Event]]:
+    """The events that a command is about: of an archive, or of a run."""
+    if file is not None:
+        yield read_archive(file)
+    elif target is not None:
+        with target.scheduler() as scheduler:
+            scheduler.config()
+            yield read_events(scheduler)
+    else:
+        raise ConfigError("of which run? Give a job file, or --redis and --run, or an archive by --events")
+
+
+@click.command()
 @optional_target
 @events_file
 @as_json
@@ -124,4 +207,4 @@ def _say(found: Audit) -> None:
         click.echo("every prompt is accounted for once, every group kept its bound")
 
 
-COMMANDS = (events, audit)
+COMMANDS = (events, group, audit)
