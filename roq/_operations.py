@@ -307,12 +307,12 @@ class Operations:
             page = _events((yield Command(("XREAD", "COUNT", _PAGE, "STREAMS", stream, after))))
         return page
 
-    def newest_event(self, name: str) -> Operation[Event | None]:
+    def newest_event(self, name: str | None) -> Operation[Event | None]:
         last = "+"
         for _ in range(_NEWEST):
             page: Any = yield Command(("XREVRANGE", self.keys["events"], last, "-", "COUNT", _PAGE))
             for event in _events([(None, page)]):
-                if event.name == name:
+                if name in (None, event.name):
                     return event
             if len(page) < _PAGE:
                 return None

@@ -209,7 +209,7 @@ class AsyncScheduler:
         """As :meth:`Scheduler.events`."""
         return await self._run(self._operations.events(after, known, min(wait_s, BLOCK_S)))
 
-    async def newest_event(self, name: str) -> Event | None:
+    async def newest_event(self, name: str | None) -> Event | None:
         """As :meth:`Scheduler.newest_event`."""
         return await self._run(self._operations.newest_event(name))
 

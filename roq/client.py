@@ -258,8 +258,11 @@ class Scheduler:
         """
         return self._run(self._operations.events(after, known, min(wait_s, BLOCK_S)))
 
-    def newest_event(self, name: str) -> Event | None:
-        """The newest event of one kind, such as "publish"; None when none of the newest 20,000 is one."""
+    def newest_event(self, name: str | None) -> Event | None:
+        """The newest event of one kind, such as "publish", or of any (None).
+
+        None when none of the newest 20,000 is of the kind.
+        """
         return self._run(self._operations.newest_event(name))
 
     def slots(self) -> list[SlotStatus]:

@@ -29,6 +29,7 @@ __all__ = [
     "LiveDisplay",
     "PlainDisplay",
     "View",
+    "event_text",
     "heartbeat_age",
     "last_step_text",
     "make_display",
@@ -161,8 +162,7 @@ def worker_info(worker: WorkerStatus) -> dict[str, object]:
 
 def worker_doing(worker: WorkerStatus) -> str:
     """What the worker is at, in a few words."""
-    doing = str(worker_info(worker).get("doing", ""))
-    return f"draining: {doing}" if worker.draining and doing else "draining" if worker.draining else doing
+    return "draining" if worker.draining else str(worker_info(worker).get("doing", ""))
 
 
 def heartbeat_age(worker: WorkerStatus, config: RunConfig) -> float:
@@ -174,6 +174,19 @@ def tokens_per_s(workers: Iterable[WorkerStatus]) -> float:
     """What the live workers say they generate, together."""
     live = [worker_info(worker).get("tokens_per_s") for worker in workers if worker.lease_left_s > 0]
     return float(sum(speed for speed in live if isinstance(speed, int | float)))
+
+
+def event_text(event: Event) -> str:
+    """An event as a line for people, without its time.
+
+    >>> event_text(Event("5-0", {"event": "occupy", "group": "3", "at": "0.2", "moves": "7:0.3>1.1"}))
+    'occupy          group 3, at 0.2, moves 7:0.3>1.1'
+    """
+    if event.name == "gap":
+        missing = event.get("missing", "an unknown number of")
+        return f"gap             {missing} events were trimmed from the stream before they were read"
+    fields = ", ".join(f"{name} {value}" for name, value in event.fields.items() if name != "event")
+    return f"{event.name:<15} {fields}".rstrip()
 
 
 def last_step_text(step: Event) -> str:

@@ -12,12 +12,13 @@ import msgspec
 
 from roq.audit import Audit, audit_archive
 from roq.cli._common import Target, as_json, echo_json, optional_target, table, target
+from roq.display import event_text
 from roq.errors import ConfigError, UnknownGroup
 from roq.history import BEGINNING, Archive, Event, archived_config, follow, read_archive, read_events
 from roq.replay import Group, Member, Replay, groups_of
 from roq.summary import clock
 
-__all__ = ["COMMANDS", "event_text"]
+__all__ = ["COMMANDS"]
 
 events_file = click.option(
     "--events",
@@ -25,19 +26,6 @@ events_file = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Read an archive of the events (roq events --archive) instead of the server's stream.",
 )
-
-
-def event_text(event: Event) -> str:
-    """An event as a line for people, without its time.
-
-    >>> event_text(Event("5-0", {"event": "occupy", "group": "3", "at": "0.2", "moves": "7:0.3>1.1"}))
-    'occupy          group 3, at 0.2, moves 7:0.3>1.1'
-    """
-    if event.name == "gap":
-        missing = event.get("missing", "an unknown number of")
-        return f"gap             {missing} events were trimmed from the stream before they were read"
-    fields = ", ".join(f"{name} {value}" for name, value in event.fields.items() if name != "event")
-    return f"{event.name:<15} {fields}".rstrip()
 
 
 def _line(event: Event, json: bool) -> str:

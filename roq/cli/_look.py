@@ -94,7 +94,7 @@ def _status_json(picture: Status, config: RunConfig, step: Event | None) -> obje
 
 @click.command()
 @target
-@click.option("--long", "long_", is_flag=True, help="One line for each filled slot, with its group's members.")
+@click.option("--long", "long_", is_flag=True, help="A line for each filled slot, with its group's members.")
 @as_json
 def buffers(target: Target, long_: bool, json_: bool) -> None:
     """Show every slot of every buffer of the window, with its group's number."""
@@ -107,16 +107,19 @@ def buffers(target: Target, long_: bool, json_: bool) -> None:
         return
     if long_:
         rows = [
-            (f"{s.buffer}.{s.slot}", s.state, s.group, s.ordinal, s.v_traj, clock(s.age_s), s.done, s.running)
-            + (s.pending, ", ".join(s.workers))
+            (f"{s.buffer}.{s.slot}", s.state, s.group, s.ordinal, s.v_traj, clock(s.age_s), *_members(s))
             for s in slots
         ]
-        header = ("slot", "state", "group", "prompt", "v_traj", "age", "done", "running", "to issue", "held by")
-        table(header, rows, "<<>>>>>>><")
+        about_members = ("done", "running", "to issue", "held by")
+        table(("slot", "state", "group", "prompt", "v_traj", "age", *about_members), rows, "<<>>>>>>><")
         return
     for buffer in picture.buffers:
         _buffer(buffer, [slot for slot in slots if slot.buffer == buffer.buffer])
     click.echo(f"{OCCUPIED} Occupied  {RESERVED} Reserved  {EMPTY} Empty, and the group's number")
+
+
+def _members(slot: SlotStatus) -> tuple[object, ...]:
+    return slot.done, slot.running, slot.pending, ", ".join(slot.workers)
 
 
 def _buffer(buffer: BufferStatus, slots: Sequence[SlotStatus]) -> None:
@@ -195,7 +198,7 @@ def verify(target: Target, json_: bool) -> None:
 @click.command()
 @target
 @click.option(
-    "--every", default=1.0, show_default=True, type=click.FloatRange(0.1, 60), help="Seconds between two looks."
+    "--every", default=1.0, show_default=True, type=click.FloatRange(0.1, 60), help="Seconds between looks."
 )
 def watch(target: Target, every: float) -> None:
     """Watch a run in the terminal, and steer it: pause, drain a worker, drop a group.
