@@ -26,6 +26,7 @@ from roq.types import (
     Batch,
     BatchGroup,
     BatchMember,
+    CallStats,
     Completion,
     DeadLetter,
     Grant,
@@ -318,6 +319,21 @@ class Operations:
                 return None
             last = f"({page[-1][0].decode()}"
         return None
+
+    def call_stats(self) -> Operation[dict[str, CallStats]]:
+        stats: Any = yield Command(("INFO", "commandstats"))
+        buckets: Any = yield Command(("LATENCY HISTOGRAM", "fcall", "fcall_ro"))
+        found: dict[str, CallStats] = {}
+        for command in ("fcall", "fcall_ro"):
+            if (total := stats.get(f"cmdstat_{command}")) is None:
+                continue
+            counts: dict[int, int] = buckets.get(command.encode(), {}).get(b"histogram_usec", {})
+            found[command] = CallStats(
+                calls=total["calls"],
+                seconds=total["usec"] / 1e6,
+                histogram=[(micros / 1e6, count) for micros, count in sorted(counts.items())],
+            )
+        return found
 
     def slots(self) -> Operation[list[SlotStatus]]:
         now: Any = yield Command(("TIME",))

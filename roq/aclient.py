@@ -39,6 +39,7 @@ from roq.trajectory import Prefix, Trajectory
 from roq.types import (
     Batch,
     BatchGroup,
+    CallStats,
     Completion,
     DeadLetter,
     Grant,
@@ -212,6 +213,10 @@ class AsyncScheduler:
     async def newest_event(self, name: str | None) -> Event | None:
         """As :meth:`Scheduler.newest_event`."""
         return await self._run(self._operations.newest_event(name))
+
+    async def call_stats(self) -> dict[str, CallStats]:
+        """As :meth:`Scheduler.call_stats`."""
+        return await self._run(self._operations.call_stats())
 
     async def slots(self) -> list[SlotStatus]:
         """As :meth:`Scheduler.slots`."""

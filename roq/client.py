@@ -37,6 +37,7 @@ from roq.trajectory import Prefix, Trajectory
 from roq.types import (
     Batch,
     BatchGroup,
+    CallStats,
     Completion,
     DeadLetter,
     Grant,
@@ -264,6 +265,13 @@ class Scheduler:
         None when none of the newest 20,000 is of the kind.
         """
         return self._run(self._operations.newest_event(name))
+
+    def call_stats(self) -> dict[str, CallStats]:
+        """How long functions held the server: "fcall" those that write, "fcall_ro" those that read.
+
+        All functions of all runs together: the server does not tell them apart. Not for a cluster.
+        """
+        return self._run(self._operations.call_stats())
 
     def slots(self) -> list[SlotStatus]:
         """Every filled slot and every group in training, in order.

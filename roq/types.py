@@ -17,6 +17,7 @@ __all__ = [
     "BatchGroup",
     "BatchMember",
     "BufferStatus",
+    "CallStats",
     "Cancelled",
     "Completion",
     "DeadLetter",
@@ -249,6 +250,17 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     info: str = ""
     error: str = ""
     error_age_s: float | None = None
+
+
+class CallStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How long one command has held the server, since the server started and for all its clients.
+
+    ``histogram`` is (seconds, calls that took no longer), rising.
+    """
+
+    calls: int
+    seconds: float
+    histogram: list[tuple[float, int]] = []
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,7 +64,6 @@ class Ask(ModalScreen[bool]):
             with Horizontal():
                 yield Button("No (n)", id="no", variant="primary")
                 yield Button(f"{self._yes} (y)", id="yes", variant="error")
-            yield Footer()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """The answer by mouse or Enter."""
@@ -79,6 +78,7 @@ class Watch(App[None]):
     """The run ``run`` on the server at ``url``, looked at ``every_s`` seconds apart."""
 
     TITLE = "roq"
+    ENABLE_COMMAND_PALETTE = False
     CSS = """
     #head { height: auto; padding: 0 1; background: $panel; }
     #buffers { height: auto; max-height: 40%; padding: 1 1 0 1; overflow-y: auto; }
