@@ -7,7 +7,7 @@ BASE_MODEL := models/base/model.safetensors
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types chaos search check lock clean
+.PHONY: help setup demo test lint format types chaos search check lock docs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -56,6 +56,10 @@ check: lint types test  ## what CI runs
 lock:  ## resolve requirements/cpu.in again, keeping what is locked
 	@scripts/setup
 	@scripts/lock
+
+docs:  ## write the parts of docs/ that come from the code
+	@$(PYTHON_ENV) scripts/config-reference
+	@$(PYTHON_ENV) scripts/docs
 
 clean:  ## remove the environment, caches and builds (runs/ and models/ stay)
 	rm -rf .venv .venv.lock scripts/node/node_modules dist build .pytest_cache .ruff_cache .hypothesis

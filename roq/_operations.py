@@ -8,7 +8,7 @@ only drive it, so both behave alike.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -20,11 +20,13 @@ from roq._verify import Snapshot, broken_invariants
 from roq.audit import Audit, audit_events
 from roq.config import RunConfig
 from roq.errors import ConfigError, Fenced, InvalidTrajectory, Refused, StateLost, UnknownRun, refusal
+from roq.history import BEGINNING, Event, gap, id_order
 from roq.trajectory import Prefix, Trajectory
 from roq.types import (
     Batch,
     BatchGroup,
     BatchMember,
+    CallStats,
     Completion,
     DeadLetter,
     Grant,
@@ -32,6 +34,7 @@ from roq.types import (
     Removal,
     Renewal,
     Reservation,
+    SlotStatus,
     Status,
     WeightsRef,
 )
@@ -42,6 +45,7 @@ T = TypeVar("T")
 
 _FETCH = 128  # payloads read with one command
 _PAGE = 1000  # events read with one command
+_NEWEST = 20  # pages looked through for the newest event of a kind
 _TOGETHER = 32  # calls sent together
 _REASON = 2000  # characters of a reason or an error
 
@@ -75,10 +79,13 @@ class _GroupRecord(msgspec.Struct):
     ordinal: int
     v: int
     members: list[_MemberRecord]
+    since: int = 0
+    finish: _MemberRecord | None = None
 
 
 class _MemberRecord(msgspec.Struct):
     state: str
+    worker: str = ""
     v: int = 0
     reward: float = 0.0
     tokens: int = 0
@@ -156,6 +163,37 @@ def _pairs(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
     if isinstance(flat, Mapping):
         return {key.decode(): value.decode() for key, value in flat.items()}
     return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+
+
+def _events(reply: Any) -> list[Event]:
+    """The events in the answer to XREAD of one stream."""
+    if not reply:
+        return []
+    entries: Any = reply[0][1]
+    return [
+        Event(
+            number.decode(), {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
+        )
+        for number, fields in entries
+    ]
+
+
+def _slot_status(place: tuple[int, int, str, str], record: _GroupRecord, now: float) -> SlotStatus:
+    parts = [*record.members, *([record.finish] if record.finish else [])]
+    states = [part.state for part in parts]
+    return SlotStatus(
+        buffer=place[0],
+        slot=place[1],
+        state=place[2],  # pyright: ignore[reportArgumentType]
+        group=record.group,
+        ordinal=record.ordinal,
+        v_traj=record.v,
+        age_s=now - record.since / 1000,
+        done=states.count("complete"),
+        running=states.count("leased"),
+        pending=states.count("pending"),
+        workers=sorted({part.worker for part in parts if part.state == "leased"}),
+    )
 
 
 def config_fields(config: RunConfig) -> dict[str, str]:
@@ -243,17 +281,78 @@ class Operations:
         snapshot = yield Call(f.VERIFY, ())
         return broken_invariants(snapshot)
 
-    def audit(self) -> Operation[Audit]:
+    def audit(self, archive: Iterable[Event] | None) -> Operation[Audit]:
         snapshot = Snapshot((yield Call(f.VERIFY, ())))
-        events: list[dict[str, str]] = []
-        start = "-"
-        while True:
-            page = yield Command(("XRANGE", self.keys["events"], start, "+", "COUNT", _PAGE))
-            if not page:
-                return audit_events(events, snapshot)
-            for _, fields in page:
-                events.append({name.decode(): value.decode() for name, value in fields.items()})
-            start = f"({page[-1][0].decode()}"
+        events = list(archive or ())
+        after, known = BEGINNING, 0
+        while archive is None and (page := (yield from self.events(after, known, 0.0))):
+            events += page
+            after, known = page[-1].id, known + sum(event.count for event in page)
+        return audit_events((event.fields for event in events), snapshot)
+
+    def events(self, after: str, known: int | None, wait_s: float) -> Operation[list[Event]]:
+        stream = self.keys["events"]
+        block = ("BLOCK", max(1, round(wait_s * 1000))) if wait_s > 0 else ()
+        page = _events((yield Command(("XREAD", "COUNT", _PAGE, *block, "STREAMS", stream, after))))
+        while page:
+            about = yield Command(("XINFO STREAM", stream))
+            first = about["first-entry"][0].decode()
+            if id_order(first) <= id_order(after):
+                break
+            if first == page[0].id:
+                trimmed = int(about["entries-added"]) - int(about["length"])
+                if trimmed > (known or 0):
+                    page.insert(0, gap(after, None if known is None else trimmed - known))
+                break
+            # It was trimmed between the two looks: read again.
+            page = _events((yield Command(("XREAD", "COUNT", _PAGE, "STREAMS", stream, after))))
+        return page
+
+    def newest_event(self, name: str | None) -> Operation[Event | None]:
+        last = "+"
+        for _ in range(_NEWEST):
+            page: Any = yield Command(("XREVRANGE", self.keys["events"], last, "-", "COUNT", _PAGE))
+            for event in _events([(None, page)]):
+                if name in (None, event.name):
+                    return event
+            if len(page) < _PAGE:
+                return None
+            last = f"({page[-1][0].decode()}"
+        return None
+
+    def call_stats(self) -> Operation[dict[str, CallStats]]:
+        stats: Any = yield Command(("INFO", "commandstats"))
+        buckets: Any = yield Command(("LATENCY HISTOGRAM", "fcall", "fcall_ro"))
+        found: dict[str, CallStats] = {}
+        for command in ("fcall", "fcall_ro"):
+            if (total := stats.get(f"cmdstat_{command}")) is None:
+                continue
+            counts: dict[int, int] = buckets.get(command.encode(), {}).get(b"histogram_usec", {})
+            found[command] = CallStats(
+                calls=total["calls"],
+                seconds=total["usec"] / 1e6,
+                histogram=[(micros / 1e6, count) for micros, count in sorted(counts.items())],
+            )
+        return found
+
+    def slots(self) -> Operation[list[SlotStatus]]:
+        now: Any = yield Command(("TIME",))
+        places: list[tuple[int, int, str, str]] = []
+        for place, content in _pairs((yield Command(("HGETALL", self.keys["slots"])))).items():
+            (buffer, slot), (kind, group) = place.split("."), content.split()
+            places.append((int(buffer), int(slot), kind, group))
+        version = int((yield Command(("HGET", self.keys["state"], "version"))) or 0)
+        batch: bytes = (yield Command(("HGET", self.keys["batches"], version))) or b""
+        places += [(version, i, "training", group) for i, group in enumerate(batch.decode().split(), 1)]
+        found: list[SlotStatus] = []
+        for start in range(0, len(places), _FETCH):
+            some = sorted(places)[start : start + _FETCH]
+            records: Any = yield Command(("HMGET", self.keys["groups"], *(place[3] for place in some)))
+            for place, data in zip(some, records, strict=True):
+                if data is not None:  # else it left between the looks
+                    record = msgspec.json.decode(data, type=_GroupRecord, strict=False)
+                    found.append(_slot_status(place, record, int(now[0]) + int(now[1]) / 1e6))
+        return found
 
     # -- workers ------------------------------------------------------------------------------------
 

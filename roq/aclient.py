@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -34,10 +34,12 @@ from roq._session import (
 from roq.audit import Audit
 from roq.config import RunConfig
 from roq.errors import Refused
+from roq.history import BEGINNING, Event
 from roq.trajectory import Prefix, Trajectory
 from roq.types import (
     Batch,
     BatchGroup,
+    CallStats,
     Completion,
     DeadLetter,
     Grant,
@@ -45,6 +47,7 @@ from roq.types import (
     Removal,
     Renewal,
     Reservation,
+    SlotStatus,
     Status,
     WeightsRef,
 )
@@ -197,9 +200,27 @@ class AsyncScheduler:
         """As :meth:`Scheduler.verify`."""
         return await self._run(self._operations.verify())
 
-    async def audit(self) -> Audit:
+    async def audit(self, events: Iterable[Event] | None = None) -> Audit:
         """As :meth:`Scheduler.audit`."""
-        return await self._run(self._operations.audit())
+        return await self._run(self._operations.audit(events))
+
+    async def events(
+        self, after: str = BEGINNING, *, known: int | None = None, wait_s: float = 0.0
+    ) -> list[Event]:
+        """As :meth:`Scheduler.events`."""
+        return await self._run(self._operations.events(after, known, min(wait_s, BLOCK_S)))
+
+    async def newest_event(self, name: str | None) -> Event | None:
+        """As :meth:`Scheduler.newest_event`."""
+        return await self._run(self._operations.newest_event(name))
+
+    async def call_stats(self) -> dict[str, CallStats]:
+        """As :meth:`Scheduler.call_stats`."""
+        return await self._run(self._operations.call_stats())
+
+    async def slots(self) -> list[SlotStatus]:
+        """As :meth:`Scheduler.slots`."""
+        return await self._run(self._operations.slots())
 
     async def wait(self, signal: int, timeout_s: float, *, batch: bool = False) -> int:
         """As :meth:`Scheduler.wait`."""

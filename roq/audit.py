@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from roq._verify import Snapshot
+from roq.history import Place, parse_place
 
-__all__ = ["Audit", "audit_events"]
+__all__ = ["Audit", "audit_archive", "audit_events"]
 
 Event = Mapping[str, str]
-Place = tuple[int, int]
 
 _ENDS = ("requeued", "discarded", "filtered", "dead")
 
@@ -49,11 +49,6 @@ class _Group(msgspec.Struct):
     v_traj: int
     place: Place | None
     finished: bool = False
-
-
-def _place(text: str) -> Place:
-    buffer, _, slot = text.partition(".")
-    return int(buffer), int(slot)
 
 
 class _Replay:
@@ -102,8 +97,8 @@ class _Replay:
             source, _, target = path.partition(">")
             group = self.vacate(int(who))
             if group is not None:
-                self.fill(int(who), _place(target))
-            if self.slots.get(_place(source)) == int(who):
+                self.fill(int(who), parse_place(target))
+            if self.slots.get(parse_place(source)) == int(who):
                 self.problem(f"group {who} is still in slot {source}")
 
     # -- events -------------------------------------------------------------------------------------
@@ -118,7 +113,7 @@ class _Replay:
             self.problem(f"group {number} was made twice")
         self.fate[ordinal] = "in_slots"
         self.groups[number] = _Group(ordinal, int(event["v_traj"]), None)
-        self.fill(number, _place(event["at"]))
+        self.fill(number, parse_place(event["at"]))
 
     def on_reissue(self, event: Event) -> None:
         self.found.reissued += len(event["members"].split(","))
@@ -126,7 +121,7 @@ class _Replay:
 
     def on_issue(self, event: Event) -> None:
         group = self.groups.get(int(event["group"]))
-        if group is None or group.place != _place(event["at"]):
+        if group is None or group.place != parse_place(event["at"]):
             self.problem(f"group {event['group']} was issued at {event['at']}, which is not its place")
 
     def on_revived(self, event: Event) -> None:
@@ -134,6 +129,9 @@ class _Replay:
         if self.fate.get(ordinal) != "dead":
             self.problem(f"ordinal {ordinal} was revived while it was {self.fate.get(ordinal)}")
         self.fate[ordinal] = "requeued"
+
+    def on_gap(self, event: Event) -> None:
+        self.problem(f"{event.get('missing', 'some')} events were trimmed from the stream before here")
 
     def on_expired(self, _event: Event) -> None:
         self.found.expired += 1
@@ -148,7 +146,7 @@ class _Replay:
             if group.finished:
                 self.problem(f"group {event['group']} was finished twice")
             group.finished, group.v_traj = True, int(event["v_traj"])
-            place = _place(event["at"])
+            place = parse_place(event["at"])
             if place[0] > group.v_traj + self.eta:
                 self.problem(f"group {event['group']} of v{group.v_traj} was put into buffer {place[0]}")
             self.fill(int(event["group"]), place)
@@ -191,15 +189,8 @@ class _Replay:
 
 def audit_events(events: Iterable[Event], snapshot: Snapshot) -> Audit:
     """Replay ``events`` and compare the outcome with ``snapshot``, taken when the run stood still."""
-    replay = _Replay(int(snapshot.config["eta"]))
-    for event in events:
-        if not replay.found.events and event["event"] != "created":
-            replay.problem("the stream does not begin with the run's creation: older events were trimmed")
-            break
-        replay.replay(event)
-    found = replay.found
-    found.fates = dict(Counter(replay.fate.values()))
-    if replay.slots != {place: group for place, (_, group) in snapshot.slots.items()}:
+    found, slots = _replayed(events, int(snapshot.config["eta"]))
+    if slots != {place: group for place, (_, group) in snapshot.slots.items()}:
         found.problems.append("the slots are not where the events lead to")
     counted = {
         "trained": snapshot.number("trained"),
@@ -216,3 +207,21 @@ def audit_events(events: Iterable[Event], snapshot: Snapshot) -> Audit:
             f"the events tell of {found.issued} ordinals issued, Redis of {snapshot.number('next_ordinal')}"
         )
     return found
+
+
+def audit_archive(events: Iterable[Event], eta: int) -> Audit:
+    """Replay ``events`` alone: each must follow from those before. Where the run is now, they cannot tell."""
+    return _replayed(events, eta)[0]
+
+
+def _replayed(events: Iterable[Event], eta: int) -> tuple[Audit, dict[Place, int]]:
+    replay = _Replay(eta)
+    for event in events:
+        if event["event"] == "archive":
+            continue
+        if not replay.found.events and event["event"] != "created":
+            replay.problem("the stream does not begin with the run's creation: older events were trimmed")
+            break
+        replay.replay(event)
+    replay.found.fates = dict(Counter(replay.fate.values()))
+    return replay.found, replay.slots

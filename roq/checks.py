@@ -15,13 +15,14 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from roq.config import Job
+from roq.config import Job, Logging
 from roq.errors import ConfigError
 
 __all__ = [
     "check_engines",
     "check_function",
     "check_job",
+    "check_logging",
     "check_model",
     "check_weights",
     "process_environment",
@@ -51,6 +52,16 @@ def check_job(job: Job, config_file: Path, *, engines_here: bool) -> None:
     check_function("reward.function", job.reward.function, config_file)
     if job.protocol.post_process is not None:
         check_function("protocol.post_process", job.protocol.post_process, config_file)
+    if engines_here:
+        check_logging(job.logging)
+
+
+def check_logging(logging: Logging) -> None:
+    """Check that the loggers asked for are installed here."""
+    wanted = {"tensorboard": logging.tensorboard, "wandb": logging.wandb is not None}
+    for package, asked in wanted.items():
+        if asked and importlib.util.find_spec(package) is None:
+            raise ConfigError(f"logging.{package} needs a package: pip install 'roq[{package}]'")
 
 
 # ---- model ---------------------------------------------------------------------------------------

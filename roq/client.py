@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -32,10 +32,12 @@ from roq._session import (
 from roq.audit import Audit
 from roq.config import RunConfig
 from roq.errors import Refused
+from roq.history import BEGINNING, Event
 from roq.trajectory import Prefix, Trajectory
 from roq.types import (
     Batch,
     BatchGroup,
+    CallStats,
     Completion,
     DeadLetter,
     Grant,
@@ -43,6 +45,7 @@ from roq.types import (
     Removal,
     Renewal,
     Reservation,
+    SlotStatus,
     Status,
     WeightsRef,
 )
@@ -236,12 +239,49 @@ class Scheduler:
         """The broken invariants of the run, one sentence each; empty when all hold."""
         return self._run(self._operations.verify())
 
-    def audit(self) -> Audit:
+    def audit(self, events: Iterable[Event] | None = None) -> Audit:
         """Replay the event stream of a run that stands still, and compare it with what Redis has.
 
         The whole history is read: a few seconds for a hundred thousand events, in small commands.
+
+        Args:
+            events: replay these instead, of an archive that is up to date.
         """
-        return self._run(self._operations.audit())
+        return self._run(self._operations.audit(events))
+
+    def events(self, after: str = BEGINNING, *, known: int | None = None, wait_s: float = 0.0) -> list[Event]:
+        """The next events, oldest first, at most a thousand; empty when there are none.
+
+        Where events were trimmed since ``after``, a ``gap`` stands for them (:mod:`roq.history`, whose
+        ``follow`` and ``read_events`` go on page by page).
+
+        Args:
+            after: those after the event of this id.
+            known: how many events the run has had up to ``after``; with it, a gap tells its size.
+            wait_s: sleep up to so long, at most 2 s, for one to come.
+        """
+        return self._run(self._operations.events(after, known, min(wait_s, BLOCK_S)))
+
+    def newest_event(self, name: str | None) -> Event | None:
+        """The newest event of one kind, such as "publish", or of any (None).
+
+        None when none of the newest 20,000 is of the kind.
+        """
+        return self._run(self._operations.newest_event(name))
+
+    def call_stats(self) -> dict[str, CallStats]:
+        """How long functions held the server: "fcall" those that write, "fcall_ro" those that read.
+
+        All functions of all runs together: the server does not tell them apart. Not for a cluster.
+        """
+        return self._run(self._operations.call_stats())
+
+    def slots(self) -> list[SlotStatus]:
+        """Every filled slot and every group in training, in order.
+
+        Read in several steps: a group that moves meanwhile may be missing. :meth:`status` is one picture.
+        """
+        return self._run(self._operations.slots())
 
     def wait(self, signal: int, timeout_s: float, *, batch: bool = False) -> int:
         """Sleep until something changed after ``signal`` or the time is up; returns the newest signal.

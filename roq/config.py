@@ -19,7 +19,20 @@ from msgspec import Meta
 
 from roq.errors import ConfigError
 
-__all__ = ["Data", "Job", "Model", "Reward", "Rollout", "Run", "RunConfig", "Server", "Training", "load_job"]
+__all__ = [
+    "Data",
+    "Job",
+    "Logging",
+    "Model",
+    "Reward",
+    "Rollout",
+    "Run",
+    "RunConfig",
+    "Server",
+    "Training",
+    "Wandb",
+    "load_job",
+]
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -297,6 +310,31 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
 
+class Wandb(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[logging] wandb``: where Weights & Biases keeps the run; see :class:`Logging`."""
+
+    project: str
+    mode: Literal["online", "offline"] = "online"
+    entity: str | None = None
+    group: str | None = None
+    name: str | None = None
+    tags: list[str] = []
+
+
+class Logging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[logging]``: where the trainer's figures go beside ``metrics.jsonl`` in the run's folder.
+
+    Attributes:
+        tensorboard: write event files into ``tensorboard/`` of the run's folder.
+        wandb: log to Weights & Biases: a table with ``project``, and if need be ``mode`` ("offline" writes
+            into ``wandb/`` of the run's folder, for ``wandb sync``), ``entity``, ``group``, ``name``
+            (default: the run's) and ``tags``. It logs in as its library does (``WANDB_API_KEY``).
+    """
+
+    tensorboard: bool = False
+    wandb: Wandb | None = None
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file. Paths in it are taken relative to the file and made absolute by :func:`load_job`."""
 
@@ -308,6 +346,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     rollout: Rollout = Rollout()
     trainer: Training = Training()
     redis: Server = Server()
+    logging: Logging = Logging()
 
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -319,6 +358,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "rollout": Rollout,
     "trainer": Training,
     "redis": Server,
+    "logging": Logging,
 }
 
 

@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from roq.config import RunConfig
+from roq.history import Event
 from roq.records import Records, Step, WorkerLine
 from roq.summary import clock
 from roq.types import BufferStatus, Status, WorkerStatus
@@ -28,11 +29,16 @@ __all__ = [
     "LiveDisplay",
     "PlainDisplay",
     "View",
+    "event_text",
+    "heartbeat_age",
+    "last_step_text",
     "make_display",
     "slot_row",
     "sparkline",
     "step_line",
+    "tokens_per_s",
     "trainer_text",
+    "worker_doing",
     "worker_info",
 ]
 
@@ -152,6 +158,50 @@ def worker_info(worker: WorkerStatus) -> dict[str, object]:
         return msgspec.json.decode(worker.info, type=dict[str, object]) if worker.info else {}
     except msgspec.DecodeError:
         return {"text": worker.info}
+
+
+def worker_doing(worker: WorkerStatus) -> str:
+    """What the worker is at, in a few words."""
+    return "draining" if worker.draining else str(worker_info(worker).get("doing", ""))
+
+
+def heartbeat_age(worker: WorkerStatus, config: RunConfig) -> float:
+    """Seconds since a worker was last heard of; a lease begins anew with everything it says."""
+    return max(0.0, config.lease_s - worker.lease_left_s)
+
+
+def tokens_per_s(workers: Iterable[WorkerStatus]) -> float:
+    """What the live workers say they generate, together."""
+    live = [worker_info(worker).get("tokens_per_s") for worker in workers if worker.lease_left_s > 0]
+    return float(sum(speed for speed in live if isinstance(speed, int | float)))
+
+
+def event_text(event: Event) -> str:
+    """An event as a line for people, without its time.
+
+    >>> event_text(Event("5-0", {"event": "occupy", "group": "3", "at": "0.2", "moves": "7:0.3>1.1"}))
+    'occupy          group 3, at 0.2, moves 7:0.3>1.1'
+    """
+    if event.name == "gap":
+        missing = event.get("missing", "an unknown number of")
+        return f"gap             {missing} events were trimmed from the stream before they were read"
+    fields = ", ".join(f"{name} {value}" for name, value in event.fields.items() if name != "event")
+    return f"{event.name:<15} {fields}".rstrip()
+
+
+def last_step_text(step: Event) -> str:
+    """The figures that the trainer published with a version, in one line."""
+    figures = step.metrics
+    named = (
+        ("reward/mean", "reward {:.3f}"),
+        ("staleness/mean", "staleness {:.2f}"),
+        ("staleness/max", "at most {:.0f}"),
+        ("mismatch_kl", "mismatch KL {:.1e}"),
+        ("tokens/response", "{:,.0f} tokens"),
+        ("time/wait_for_batch", "waited {:.1f} s"),
+    )
+    parts = [form.format(figures[name]) for name, form in named if name in figures]
+    return f"v{step.number('version')} published" + "".join(f", {part}" for part in parts)
 
 
 def step_line(step: Step, total: int | None, left_s: float | None) -> str:
@@ -380,7 +430,7 @@ def _workers(view: View) -> RenderableType:
         total += speed
         lease = f"{worker.lease_left_s:.0f} s" if worker.lease_left_s > 0 else "expired"
         version = "?" if worker.version is None else str(worker.version)
-        doing = Text(str(worker_info(worker).get("doing", "")), style="dim")
+        doing = Text(worker_doing(worker), style="dim")
         if worker.error and (worker.error_age_s or 0.0) < RECENT_ERROR_S:
             doing = Text(worker.error.splitlines()[0][:60], style="red")
         table.add_row(worker.worker, version, str(worker.claims), f"{speed:,.0f}", lease, doing)

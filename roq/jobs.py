@@ -15,7 +15,7 @@ from roq.prompts import Prompts, load_prompts
 
 __all__ = ["create_run", "read_job", "read_job_async"]
 
-_SECTIONS = ("run", "model", "data", "reward", "rollout", "trainer", "redis")
+_SECTIONS = ("run", "model", "data", "reward", "rollout", "trainer", "redis", "logging")
 
 T = TypeVar("T")
 

@@ -17,6 +17,7 @@ __all__ = [
     "BatchGroup",
     "BatchMember",
     "BufferStatus",
+    "CallStats",
     "Cancelled",
     "Completion",
     "DeadLetter",
@@ -27,6 +28,7 @@ __all__ = [
     "Removal",
     "Renewal",
     "Reservation",
+    "SlotStatus",
     "Status",
     "WaitingSlot",
     "WeightsRef",
@@ -212,6 +214,26 @@ class BufferStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["PENDING", "STUCK", "READY", "TRAINING"]
 
 
+class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One filled slot, or one that is being trained.
+
+    ``done``, ``running`` and ``pending`` count the group's members that are finished, leased out and waiting
+    to be issued; ``workers`` are those that hold some; ``age_s`` counts from the group's reservation.
+    """
+
+    buffer: int
+    slot: int
+    state: Literal["reserved", "occupied", "training"]
+    group: int
+    ordinal: int
+    v_traj: int
+    age_s: float
+    done: int = 0
+    running: int = 0
+    pending: int = 0
+    workers: list[str] = []
+
+
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: the version it has loaded, its claims, and when its lease runs out.
 
@@ -228,6 +250,17 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     info: str = ""
     error: str = ""
     error_age_s: float | None = None
+
+
+class CallStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How long one command has held the server, since the server started and for all its clients.
+
+    ``histogram`` is (seconds, calls that took no longer), rising.
+    """
+
+    calls: int
+    seconds: float
+    histogram: list[tuple[float, int]] = []
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):

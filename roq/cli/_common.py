@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,18 @@ from roq.errors import (
 from roq.server import EmbeddedServer
 from roq.server_checks import wait_for_server
 
-__all__ = ["Group", "Target", "as_json", "config_argument", "echo_json", "notice", "table", "target"]
+__all__ = [
+    "Group",
+    "Target",
+    "as_json",
+    "config_argument",
+    "echo_json",
+    "needs_extra",
+    "notice",
+    "optional_target",
+    "table",
+    "target",
+]
 
 # What the caller can only mend by writing something else: exit code 2. All other errors: 1.
 BAD_INPUT = (
@@ -74,6 +86,16 @@ def notice(text: str) -> None:
     click.echo(text, err=True)
 
 
+def needs_extra(package: str, extra: str) -> None:
+    """Refuse a command whose optional package is not installed.
+
+    Raises:
+        ConfigError: names the extra that brings it.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"this command needs {package}: pip install 'roq[{extra}]'")
+
+
 config_argument = click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON instead of text.")
 
@@ -107,7 +129,15 @@ def target(command: F) -> F:
 
     Options outrank the file, the file outranks the environment.
     """
+    return _targeted(command, needed=True)
 
+
+def optional_target(command: F) -> F:
+    """As :func:`target`, for a command that can do without a run: it is passed None when none is named."""
+    return _targeted(command, needed=False)
+
+
+def _targeted(command: F, *, needed: bool) -> F:
     @click.argument("config", type=click.Path(path_type=Path, dir_okay=False), required=False)
     @click.option("--redis", "url", envvar="ROQ_REDIS", show_envvar=True, help="URL of the server.")
     @click.option("--run", envvar="ROQ_RUN", show_envvar=True, help="Name of the run.")
@@ -123,7 +153,10 @@ def target(command: F) -> F:
             given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
             return value if given or config is None else None
 
-        return ctx.invoke(command, target=_find(config, option("url", url), option("run", run), wait), **rest)
+        found = None
+        if needed or config or url or run:
+            found = _find(config, option("url", url), option("run", run), wait)
+        return ctx.invoke(command, target=found, **rest)
 
     return wrapped  # type: ignore[return-value]
 

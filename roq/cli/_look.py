@@ -1,16 +1,33 @@
-"""Commands that only look: status, buffers, workers, verify, audit."""
+"""Commands that look at a run as it is: status, buffers, workers, verify, watch."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import click
 import msgspec
 
-from roq.cli._common import Target, as_json, echo_json, table, target
-from roq.display import EMPTY, OCCUPIED, RESERVED, slot_row, trainer_text, worker_info
+from roq.cli._common import Target, as_json, echo_json, needs_extra, table, target
+from roq.config import RunConfig
+from roq.display import (
+    EMPTY,
+    OCCUPIED,
+    RESERVED,
+    heartbeat_age,
+    last_step_text,
+    slot_row,
+    tokens_per_s,
+    trainer_text,
+    worker_doing,
+    worker_info,
+)
+from roq.history import Event
 from roq.summary import clock
-from roq.types import Status, WorkerStatus
+from roq.types import BufferStatus, SlotStatus, Status
 
 __all__ = ["COMMANDS"]
+
+CELLS = 8  # slots in a line of `roq buffers`
 
 
 @click.command()
@@ -21,14 +38,23 @@ def status(target: Target, json_: bool) -> None:
     with target.scheduler() as scheduler:
         picture = scheduler.status()
         config = scheduler.config()
+        step = scheduler.newest_event("publish")
     if json_:
-        echo_json(picture)
+        echo_json(_status_json(picture, config, step))
         return
     state = "ended" if picture.ended else "paused" if picture.paused else "running"
     total = f" of {config.total_steps}" if config.total_steps else ""
-    click.echo(f"run {picture.run}: {state}, step {picture.version}{total}, η = {config.eta}")
+    window = f", buffers {picture.frontier} to {picture.window_end} open"
+    if picture.ended or picture.window_end < picture.frontier:
+        window = ""
+    click.echo(f"run {picture.run}: {state}, step {picture.version}{total}, η = {config.eta}{window}")
     seen = "" if picture.trainer_seen_s is None else f", seen {clock(picture.trainer_seen_s)} ago"
     click.echo(f"trainer: {trainer_text(picture)}{seen}")
+    if step is not None:
+        click.echo(f"last step: {last_step_text(step)}")
+    live = sum(worker.lease_left_s > 0 for worker in picture.workers)
+    speed = tokens_per_s(picture.workers)
+    click.echo(f"workers: {live} live, generating {speed:,.0f} tokens/s")
     ledger = picture.ledger
     parts = " + ".join(
         f"{getattr(ledger, name)} {name.replace('_', ' ')}"
@@ -42,9 +68,10 @@ def status(target: Target, json_: bool) -> None:
     )
     if picture.buffers:
         click.echo()
-        _buffers(picture)
+        rows = [(b.buffer, b.state, b.occupied, b.reserved, b.empty, slot_row(b)) for b in picture.buffers]
+        table(("buffer", "state", "occupied", "reserved", "empty", "slots"), rows, "><>>><")
     click.echo()
-    _workers(picture.workers)
+    _workers(picture, config)
     if picture.waiting:
         click.echo(f"\nunfinished slots of buffer {picture.frontier}:")
         rows = [
@@ -54,52 +81,99 @@ def status(target: Target, json_: bool) -> None:
         table(("slot", "group", "prompt", "age", "held by", "members to issue"), rows, ">>>><>")
 
 
+def _status_json(picture: Status, config: RunConfig, step: Event | None) -> object:
+    last = None if step is None else {"version": step.number("version"), "time": step.time, **step.metrics}
+    return {
+        **msgspec.structs.asdict(picture),
+        "eta": config.eta,
+        "total_steps": config.total_steps,
+        "tokens_per_s": tokens_per_s(picture.workers),
+        "last_step": last,
+    }
+
+
 @click.command()
 @target
+@click.option("--long", "long_", is_flag=True, help="A line for each filled slot, with its group's members.")
 @as_json
-def buffers(target: Target, json_: bool) -> None:
-    """Show the slots of every buffer of the window."""
+def buffers(target: Target, long_: bool, json_: bool) -> None:
+    """Show every slot of every buffer of the window, with its group's number."""
     with target.scheduler() as scheduler:
         picture = scheduler.status()
+        slots = scheduler.slots()
     if json_:
-        echo_json(picture.buffers)
+        own = {b.buffer: [slot for slot in slots if slot.buffer == b.buffer] for b in picture.buffers}
+        echo_json([msgspec.structs.asdict(b) | {"slots": own[b.buffer]} for b in picture.buffers])
         return
-    _buffers(picture)
-    click.echo(f"\n{OCCUPIED} Occupied  {RESERVED} Reserved  {EMPTY} Empty")
+    if long_:
+        rows = [
+            (f"{s.buffer}.{s.slot}", s.state, s.group, s.ordinal, s.v_traj, clock(s.age_s), *_members(s))
+            for s in slots
+        ]
+        about_members = ("done", "running", "to issue", "held by")
+        table(("slot", "state", "group", "prompt", "v_traj", "age", *about_members), rows, "<<>>>>>>><")
+        return
+    for buffer in picture.buffers:
+        _buffer(buffer, [slot for slot in slots if slot.buffer == buffer.buffer])
+    click.echo(f"{OCCUPIED} Occupied  {RESERVED} Reserved  {EMPTY} Empty, and the group's number")
 
 
-def _buffers(picture: Status) -> None:
-    rows = [(b.buffer, b.state, b.occupied, b.reserved, b.empty, slot_row(b)) for b in picture.buffers]
-    table(("buffer", "state", "occupied", "reserved", "empty", "slots"), rows, "><>>><")
+def _members(slot: SlotStatus) -> tuple[object, ...]:
+    return slot.done, slot.running, slot.pending, ", ".join(slot.workers)
+
+
+def _buffer(buffer: BufferStatus, slots: Sequence[SlotStatus]) -> None:
+    total = buffer.occupied + buffer.reserved + buffer.empty
+    counts = f"{buffer.occupied} occupied, {buffer.reserved} reserved, {buffer.empty} empty"
+    click.echo(f"buffer {buffer.buffer}  {buffer.state}  {counts}  {slot_row(buffer)}")
+    filled = {slot.slot: slot for slot in slots}
+    wide, widest = len(str(total)), max((len(str(slot.group)) for slot in slots), default=1)
+    cells: list[str] = []
+    for number in range(1, total + 1):
+        slot = filled.get(number)
+        sign = EMPTY if slot is None else RESERVED if slot.state == "reserved" else OCCUPIED
+        cells.append(f"{number:>{wide}} {sign} {'' if slot is None else slot.group:<{widest}}")
+    for start in range(0, total, CELLS):
+        click.echo("   " + "   ".join(cells[start : start + CELLS]).rstrip())
+    click.echo()
 
 
 @click.command()
 @target
 @as_json
 def workers(target: Target, json_: bool) -> None:
-    """Show every worker: its weights version, its work, its lease, its last error."""
+    """Show every worker: its weights version, its work, its speed, its last heartbeat and error."""
     with target.scheduler() as scheduler:
-        found = scheduler.status().workers
+        picture = scheduler.status()
+        config = scheduler.config()
     if json_:
-        echo_json([msgspec.structs.asdict(worker) | {"info": worker_info(worker)} for worker in found])
+        rows = [
+            msgspec.structs.asdict(worker)
+            | {"info": worker_info(worker), "heartbeat_s": heartbeat_age(worker, config)}
+            for worker in picture.workers
+        ]
+        echo_json(rows)
         return
-    _workers(found)
+    _workers(picture, config)
 
 
-def _workers(found: list[WorkerStatus]) -> None:
-    if not found:
-        click.echo("no worker has been seen")
+def _workers(picture: Status, config: RunConfig) -> None:
+    if not picture.workers:
+        click.echo("no worker is attached")
         return
     rows: list[tuple[object, ...]] = []
-    for worker in found:
-        said = " ".join(f"{key}={value}" for key, value in worker_info(worker).items())
+    for worker in picture.workers:
+        info = worker_info(worker)
         error = ""
         if worker.error:
             error = f"{worker.error.splitlines()[0][:80]} ({clock(worker.error_age_s or 0.0)} ago)"
-        lease = f"{worker.lease_left_s:.0f} s" if worker.lease_left_s > 0 else "expired"
+        heartbeat = f"{clock(heartbeat_age(worker, config))} ago" if worker.lease_left_s > 0 else "expired"
         version = "?" if worker.version is None else worker.version
-        rows.append((worker.worker, version, worker.claims, lease, clock(worker.since_s), said, error))
-    table(("worker", "version", "claims", "lease", "up", "says", "last error"), rows, "<>>>><<")
+        speed, done = info.get("tokens_per_s", "?"), info.get("completed", "?")
+        row = (worker.worker, version, worker.claims, speed, done, heartbeat, clock(worker.since_s))
+        rows.append((*row, worker_doing(worker), error))
+    header = ("worker", "version", "in flight", "tokens/s", "done", "heartbeat", "up", "does", "last error")
+    table(header, rows, "<>>>>>><<")
 
 
 @click.command()
@@ -123,28 +197,20 @@ def verify(target: Target, json_: bool) -> None:
 
 @click.command()
 @target
-@as_json
-def audit(target: Target, json_: bool) -> None:
-    """Replay the events of a run that stands still and prove its ledger; exit code 1 if it cannot be."""
+@click.option(
+    "--every", default=1.0, show_default=True, type=click.FloatRange(0.1, 60), help="Seconds between looks."
+)
+def watch(target: Target, every: float) -> None:
+    """Watch a run in the terminal, and steer it: pause, drain a worker, drop a group.
+
+    Needs `pip install 'roq[watch]'`. The keys are shown at the bottom; what cannot be undone asks first.
+    """
+    needs_extra("textual", "watch")
+    from roq.watch import Watch
+
     with target.scheduler() as scheduler:
-        scheduler.config()
-        found = scheduler.audit()
-    if json_:
-        echo_json(found)
-    else:
-        fates = " + ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in found.fates.items())
-        click.echo(f"{found.events} events: {found.issued} prompts issued = {fates or 0}")
-        rows = sorted(found.staleness.items())
-        click.echo("groups trained by staleness: " + (", ".join(f"{s}: {n}" for s, n in rows) or "none"))
-        click.echo(
-            f"leases: {found.expired} expired, {found.released} released, {found.reissued} issued again"
-        )
-        for problem in found.problems[:20]:
-            click.echo(problem)
-        if not found.problems:
-            click.echo("every prompt is accounted for once, every group kept its bound")
-    if found.problems:
-        raise SystemExit(1)
+        config = scheduler.config()
+        Watch(target.url, target.run, config, every_s=every).run()
 
 
-COMMANDS = (status, buffers, workers, verify, audit)
+COMMANDS = (status, buffers, workers, verify, watch)

@@ -43,7 +43,8 @@ def test_status(run: tuple[str, str], roq: Roq) -> None:
     assert picture["ledger"]["issued"] == 4
     assert picture["buffers"][0]["state"] == "READY"
     text = roq("status", "--redis", url, "--run", name).stdout
-    assert "run demo: running, step 0 of 9, η = 1" in text
+    assert "run demo: running, step 0 of 9, η = 1, buffers 0 to 1 open" in text
+    assert "workers: 1 live, generating 12 tokens/s" in text
     assert "batch 0 is READY; no trainer has come yet" in text
     assert "4 issued = 0 trained + 4 in slots" in text
     assert "w0" in text
@@ -52,10 +53,19 @@ def test_status(run: tuple[str, str], roq: Roq) -> None:
 def test_buffers(run: tuple[str, str], roq: Roq) -> None:
     url, name = run
     assert read(roq("buffers", "--redis", url, "--run", name, "--json"))[0]["occupied"] == 2
+    second = read(roq("buffers", "--redis", url, "--run", name, "--json"))[1]["slots"]
+    assert [(slot["slot"], slot["state"], slot["workers"]) for slot in second] == [
+        (1, "occupied", []),
+        (2, "reserved", ["w0"]),
+    ]
     text = roq("buffers", "--redis", url, "--run", name).stdout
-    assert "■■" in text
-    assert "■▨" in text
-    assert "Occupied" in text
+    assert "buffer 0  READY  2 occupied, 0 reserved, 0 empty  ■■" in text
+    assert "buffer 1  STUCK  1 occupied, 1 reserved, 0 empty  ■▨" in text
+    assert f"1 ■ {second[0]['group']}   2 ▨ {second[1]['group']}" in text
+    long = roq("buffers", "--redis", url, "--run", name, "--long").stdout.splitlines()
+    assert len(long) == 5
+    assert long[-1].split()[:2] == ["1.2", "reserved"]
+    assert long[-1].split()[-1] == "w0"
 
 
 def test_what_the_trainer_waits_for(run: tuple[str, str], roq: Roq) -> None:
@@ -74,8 +84,10 @@ def test_workers(run: tuple[str, str], roq: Roq) -> None:
     (worker,) = read(roq("workers", "--redis", url, "--run", name, "--json"))
     assert worker["worker"] == "w0"
     assert worker["info"] == {"tokens_per_s": 12}
-    text = roq("workers", "--redis", url, "--run", name).stdout
-    assert "tokens_per_s=12" in text
+    assert 0 <= worker["heartbeat_s"] < 30
+    header, row = roq("workers", "--redis", url, "--run", name).stdout.splitlines()
+    assert header.split()[:5] == ["worker", "version", "in", "flight", "tokens/s"]
+    assert row.split()[:4] == ["w0", "0", "1", "12"]
 
 
 def test_verify(run: tuple[str, str], roq: Roq) -> None:

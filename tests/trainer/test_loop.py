@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import pytest
 from player import playing
-from trainer_support import TEMPERATURE, environment
+from trainer_support import TEMPERATURE, environment, read_tensorboard, read_wandb
 
 from roq import Job, Scheduler
 from roq.jobs import create_run
@@ -74,7 +74,12 @@ class Setup:
 def prepare(servers: Callable[[str], Any], models: Path, tmp_path: Path) -> Callable[..., Setup]:
     """Create a run with a job; keyword arguments change ``[protocol]`` and ``[trainer]``."""
 
-    def prepare(protocol: dict[str, Any] | None = None, kind: str = "untied", **training: Any) -> Setup:
+    def prepare(
+        protocol: dict[str, Any] | None = None,
+        kind: str = "untied",
+        logging: dict[str, Any] | None = None,
+        **training: Any,
+    ) -> Setup:
         server = servers("valkey")
         server.redis.flushall()
         rows = tmp_path / "prompts.jsonl"
@@ -88,6 +93,7 @@ def prepare(servers: Callable[[str], Any], models: Path, tmp_path: Path) -> Call
             "rollout": {"max_tokens": 16, "temperature": TEMPERATURE},
             "trainer": {"lr": 1e-3, "micro_batch_size": 5, "max_seq_tokens": 32, "checkpoint_every": 3}
             | training,
+            "logging": logging or {},
         }
         setup = Setup(server.url, msgspec.convert(table, Job))
         with setup.connect() as sched:
@@ -101,7 +107,8 @@ def prepare(servers: Callable[[str], Any], models: Path, tmp_path: Path) -> Call
     ("ranks", "kind"), [({}, "untied"), ({"data_parallel": 2}, "tied"), ({"tensor_parallel": 2}, "tied")]
 )
 def test_trains_to_the_end(prepare, ranks: dict[str, int], kind: str) -> None:
-    setup = prepare(kind=kind, keep_weights=1, **ranks)
+    loggers = {"tensorboard": True, "wandb": {"project": "x", "mode": "offline"}} if not ranks else {}
+    setup = prepare(kind=kind, keep_weights=1, logging=loggers, **ranks)
     trainer = setup.start()
     with playing(setup.connect):
         assert trainer.wait(90) == 0, setup.log()
@@ -122,6 +129,15 @@ def test_trains_to_the_end(prepare, ranks: dict[str, int], kind: str) -> None:
         assert line["clip_fraction"] == 0
         assert line["grad_norm"] > 0
         assert line["rss_bytes"] < 2 << 30
+    assert "step 1: reward" in setup.log()
+    assert "going on without" not in setup.log()
+    if loggers:
+        board = read_tensorboard(setup.dir / "tensorboard")["mismatch_kl/all/mean"]
+        assert board == [(i, pytest.approx(line["mismatch_kl"])) for i, line in enumerate(lines, 1)]
+        rows = read_wandb(setup.dir / "wandb")
+        assert [row["step"] for row in rows] == [1, 2, 3, 4]
+        waits = [line["time/wait_for_batch"] for line in lines]
+        assert [row["time/wait_for_batch"] for row in rows] == waits
     same = [line for line in lines if line["mismatch/abs_diff_tokens"]]
     assert same, "no token was sampled with the version being trained"
     assert max(line["mismatch/abs_diff_mean"] for line in same) < 1e-5

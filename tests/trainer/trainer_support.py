@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from roq.trajectory import Trajectory
 from roq.types import Batch, BatchGroup, BatchMember
@@ -85,6 +89,46 @@ def describe(group: int, version: int, members: list[Trajectory]) -> BatchGroup:
             for i, t in enumerate(members)
         ],
     )
+
+
+def read_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """The scalars of a folder of event files: (step, value) by tag."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def read_wandb(folder: Path) -> list[dict[str, Any]]:
+    """What was logged into the offline runs of a folder, in order."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    rows: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("offline-run-*/*.wandb")):
+        for data in _log_records(path.read_bytes()):
+            record = Record()
+            record.ParseFromString(data)
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+    return rows
+
+
+def _log_records(data: bytes) -> Iterator[bytes]:
+    """The records of a file in LevelDB's log format, which W&B writes behind a header of 7 bytes."""
+    assert data[:4] == b":W&B"
+    at, record = 7, b""
+    while at < len(data):
+        if 32768 - at % 32768 < 7:  # no room for a header is left in this block
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)  # kinds: 1 whole, 2 first, 3 middle, 4 last
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield record
+            record = b""
 
 
 def environment() -> dict[str, str]:

@@ -35,7 +35,7 @@ from roq.checks import check_weights
 from roq.config import Job
 from roq.errors import ConfigError, RoqError
 from roq.jobs import read_job
-from roq_trainer import _dist, checkpoint, data, loss, metrics, model, step, weights
+from roq_trainer import _dist, checkpoint, data, logs, loss, metrics, model, step, weights
 from roq_trainer._cpu import megatron_device
 from roq_trainer.waiting import Order, Waiter
 
@@ -110,6 +110,7 @@ def train(url: str, run: str) -> None:
         _dist.lead(partial(sched.checkpointed, done, trainer))
         return done
 
+    journal = logs.Logs(job, done) if first else None
     began = time.perf_counter()
     laps = metrics.Laps()
     while True:
@@ -185,14 +186,15 @@ def train(url: str, run: str) -> None:
             kept = keep()
         laps.lap("checkpoint")
 
-        if first:
+        if journal is not None:
             row = metrics.line(batch, sums, norm, laps.seconds)
             row |= {"scheduler_s": sched.stats.seconds, "wall_s": time.perf_counter() - began}
             metrics.append(folder / "metrics.jsonl", row)
+            journal.write(done, row, sched.status)
             log.info(
                 "step %d%s: reward %.3f, loss %.4f, mismatch_kl %.2e, staleness %.2f (max %d), %d tokens; "
                 "waited %.1f s, then %.1f s",
-                row["step"], " (again)" if batch.replay else "", row["reward/mean"], row["loss"],
+                done, " (again)" if batch.replay else "", row["reward/mean"], row["loss"],
                 row["mismatch_kl"], row["staleness/mean"], row["staleness/max"], row["tokens/response"],
                 row["time/wait_for_batch"], row["time/step"],
             )  # fmt: skip
@@ -208,6 +210,8 @@ def train(url: str, run: str) -> None:
         log.info("the run is over after %d updates", done)
     else:
         log.info("asked to leave after %d updates; start the trainer again to go on", done)
+    if journal is not None:
+        journal.close()
     sched.close()
     _dist.close()
 

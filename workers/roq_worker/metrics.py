@@ -47,6 +47,10 @@ class Counters:
     blocked_s: float = 0.0
     reserve_wait_s: float = 0.0
 
+    def shown(self) -> dict[str, float]:
+        """All of them as status and metrics show them, seconds to the millisecond."""
+        return {name: round(value, 3) for name, value in asdict(self).items()}
+
 
 class Log:
     """Appends lines of JSON; a disk that refuses them is reported once and costs nothing else."""

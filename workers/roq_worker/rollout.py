@@ -28,6 +28,7 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
     counters, rate, log = Counters(), Rate(), Log(Path(job.run.dir), worker, say)
     news: deque[Renewal] = deque()
     failures: deque[BaseException] = deque()
-    shown: dict[str, Any] = {"doing": "starting"}  # what status shows of us; replaced, never changed
+    ours = version("roq")
+    shown: dict[str, Any] = {"roq": ours, "doing": "starting"}  # what status shows; replaced, never changed
 
     def from_thread(queue: deque[Any], thing: object) -> None:
         queue.append(thing)
@@ -280,9 +282,9 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
                 doing = "draining"
             elif swap is not None and not swap.done():
                 doing = f"loading v{newest}"
-            shown = {"doing": doing, "version": engine.version, "inflight": len(held)}
-            shown |= {"tokens_per_s": round(rate.update(engine.tokens)), "completed": counters.completed}
-            shown |= {"error": trouble} if trouble else {}
+            shown = {"roq": ours, "doing": doing, "version": engine.version, "inflight": len(held)}
+            shown |= {"tokens_per_s": round(rate.update(engine.tokens)), "tokens": engine.tokens}
+            shown |= counters.shown() | ({"error": trouble} if trouble else {})
             if time.monotonic() - logged_at >= LOG_EVERY_S:
                 logged_at = time.monotonic()
                 log.write(counters, engine, scheduler, inflight=len(held))

@@ -1,0 +1,117 @@
+"""The figures of ``roq metrics``: the one list that the code, docs/metrics.md and the tests go by."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+__all__ = ["FIGURES", "HELP", "METRICS", "Metric"]
+
+
+class Metric(NamedTuple):
+    """A metric: its labels beside ``run``, and what it is."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    text: str
+
+
+def _counter(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name, "counter", labels, text)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name, "gauge", labels, text)
+
+
+def _histogram(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name, "histogram", labels, text)
+
+
+METRICS = (
+    # the run as it is
+    _gauge("roq_up", "1 when the server answered this scrape, else 0 and no other gauge"),
+    _gauge("roq_version", "Newest published weights version"),
+    _gauge("roq_checkpoint_version", "Version that the newest checkpoint covers"),
+    _gauge("roq_eta", "The run's maximum staleness"),
+    _gauge("roq_paused", "Whether admission is paused"),
+    _gauge("roq_ended", "Whether the run is over"),
+    _gauge(
+        "roq_slots",
+        "Slots of the window, and groups being trained: occupied, reserved, empty, training",
+        "state",
+    ),
+    _gauge("roq_buffers", "Buffers: PENDING, STUCK, READY, TRAINING", "state"),
+    _gauge("roq_prompts_issued", "Prompts issued"),
+    _gauge("roq_prompts", "Where they are: trained, in_slots, requeued, filtered, discarded, dead", "where"),
+    _gauge("roq_inflight_trajectories", "Trajectories leased out"),
+    _gauge("roq_pending_trajectories", "Trajectories waiting to be issued again"),
+    _gauge("roq_payload_bytes", "Trajectory data in Redis"),
+    # the trainer
+    _gauge("roq_trainer_waits", "Whether the trainer has no batch"),
+    _gauge("roq_trainer_seen_seconds", "Since the trainer was last heard of; absent before it came"),
+    _gauge("roq_oldest_wait_seconds", "Age of the oldest unfinished group of the nearest buffer"),
+    _histogram("roq_train_seconds", "From take to publish"),
+    _histogram("roq_trainer_wait_seconds", "From publish to the next take"),
+    _histogram("roq_staleness_versions", "Staleness of each group when it is taken"),
+    _counter("roq_trained_tokens_total", "Response tokens taken for training"),
+    _gauge("roq_step_reward_mean", "Mean reward of the newest published step's batch"),
+    _gauge("roq_step_staleness_mean", "Mean staleness of its trajectories"),
+    _gauge("roq_step_staleness_max", "Greatest staleness of its trajectories"),
+    _gauge("roq_step_response_tokens_mean", "Mean response length of its trajectories"),
+    _gauge("roq_step_mismatch_kl", "k3 estimate between engine and trainer, nats a token"),
+    _gauge("roq_step_loss", "Its loss"),
+    _gauge("roq_step_grad_norm", "Its gradient norm"),
+    _gauge("roq_step_clip_fraction", "Share of its tokens whose ratio was clipped"),
+    # transitions
+    _counter("roq_events_total", "Transitions, by the event they wrote; unknown ones as other", "event"),
+    _counter("roq_missed_events_total", "Events that were trimmed before this process saw them"),
+    _counter("roq_moves_total", "Groups that changed their slot in a transition of another"),
+    _counter("roq_releases_total", "Claims given back or lost: detach, error, left, lease_expired", "reason"),
+    _counter(
+        "roq_removed_groups_total",
+        "Groups that left untrained; reason: zero_variance, surplus, stuck_timeout, other",
+        "fate",
+        "reason",
+    ),
+    _counter("roq_removed_tokens_total", "Finished response tokens of such groups", "fate"),
+    _histogram("roq_queue_wait_seconds", "From Occupied to taken, each group"),
+    _histogram("roq_rollout_seconds", "From issue to completion, each trajectory"),
+    _histogram("roq_response_tokens", "Length of each completed response, tokens"),
+    # workers, as they say themselves
+    _gauge("roq_workers", "Workers: generating, waiting, loading, draining, starting, lost", "does"),
+    _gauge("roq_workers_behind", "Live workers by versions behind the newest: 0, 1, 2+", "versions"),
+    _gauge("roq_generation_tokens_per_second", "What the live workers generate together"),
+    _counter("roq_generated_tokens_total", "Tokens that the engines generated, wasted ones included"),
+    _counter(
+        "roq_worker_attempts_total",
+        "Attempts ended: completed, failed, cancelled, fenced, released",
+        "outcome",
+    ),
+    _counter(
+        "roq_worker_seconds_total",
+        "Seconds of all workers: idle (nothing in flight), blocked (free places, refused), reserve_wait",
+        "why",
+    ),
+    _histogram("roq_weight_sync_seconds", "An engine stood still to load new weights, each time"),
+    # the server
+    _histogram(
+        "roq_server_call_seconds",
+        "How long functions held the server: fcall, fcall_ro; of all runs on it, since it started",
+        "command",
+    ),
+)
+
+HELP = {metric.name: metric.text for metric in METRICS}
+
+FIGURES = {
+    "reward/mean": "roq_step_reward_mean",
+    "staleness/mean": "roq_step_staleness_mean",
+    "staleness/max": "roq_step_staleness_max",
+    "response_length/mean": "roq_step_response_tokens_mean",
+    "mismatch_kl": "roq_step_mismatch_kl",
+    "loss": "roq_step_loss",
+    "grad_norm": "roq_step_grad_norm",
+    "clip_fraction": "roq_step_clip_fraction",
+}
+"""The trainer's figures that are passed on: their names in ``publish`` and here."""

@@ -1,0 +1,177 @@
+"""The figures of each step in TensorBoard and Weights & Biases, where the job asks for them.
+
+``metrics.jsonl`` is the record; these are for looking. A logger that fails is reported once and left out,
+and training goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from roq.config import Job
+from roq.display import worker_info
+from roq.types import Status
+
+__all__ = ["NAMES", "Logs", "shares"]
+
+log = logging.getLogger("roq.trainer")
+
+# Names of metrics.jsonl that are called otherwise in these places: as in prime-rl or, where that has none,
+# in verl. Those that it calls as we do (time/step, time/wait_for_batch) and our own keep their names.
+NAMES = {
+    "reward/mean": "reward/all/mean",
+    "staleness/mean": "off_policy_level/all/mean",
+    "staleness/max": "off_policy_level/all/max",
+    "mismatch_kl": "mismatch_kl/all/mean",
+    "loss": "loss/mean",
+    "grad_norm": "optim/grad_norm",
+    "time/export": "time/broadcast_weights",
+    "time/checkpoint": "time/save_ckpt",
+    "clip_fraction": "actor/pg_clipfrac",
+}
+
+
+class Writer(Protocol):
+    """Where scalars go."""
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Logs:
+    """The loggers of a job, for rank 0.
+
+    Args:
+        job: says which. done: updates that the weights have had so far.
+    """
+
+    def __init__(self, job: Job, done: int) -> None:
+        self._writers: dict[str, Writer] = {}
+        folder = Path(job.run.dir)
+        if job.logging.tensorboard:
+            self._open("TensorBoard", lambda: TensorBoard(folder, done))
+        if job.logging.wandb is not None:
+            self._open("Weights & Biases", lambda: WeightsAndBiases(job, folder))
+
+    def write(self, step: int, row: Mapping[str, Any], status: Callable[[], Status]) -> None:
+        """Log one step.
+
+        Args:
+            step: updates that the weights have had now, from 1. row: its line of ``metrics.jsonl``.
+            status: looks the run up, for what prompts and workers came to so far.
+        """
+        if not self._writers:
+            return
+        scalars = {NAMES.get(name, name): value for name, value in row.items() if _is_figure(name, value)}
+        scalars |= shares(status())
+        for name, writer in list(self._writers.items()):
+            self._try(name, lambda writer=writer: writer.write(step, scalars))
+
+    def close(self) -> None:
+        """Write out what is left."""
+        for name, writer in list(self._writers.items()):
+            self._try(name, writer.close)
+
+    def _open(self, name: str, make: Callable[[], Writer]) -> None:
+        self._try(name, lambda: self._writers.update({name: make()}))
+
+    def _try(self, name: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - whatever a logger does, training goes on
+            self._writers.pop(name, None)
+            log.warning("%s fails, going on without it: %s: %s", name, type(error).__name__, error)
+
+
+def shares(status: Status) -> dict[str, float]:
+    """What became of prompts and trajectories so far, and the time that the workers there now lost.
+
+    Shares are of the prompts issued, and of the attempts that these workers have ended.
+    """
+    issued, ledger = max(1, status.ledger.issued), status.ledger
+    infos = [worker_info(worker) for worker in status.workers]
+
+    def total(name: str) -> float:
+        values = [info.get(name) for info in infos]
+        return float(sum(value for value in values if isinstance(value, int | float)))
+
+    ended = sum(total(name) for name in ("completed", "cancelled", "failed", "fenced", "released"))
+    return {
+        "prompts/filtered_share": ledger.filtered / issued,
+        "prompts/discarded_share": ledger.discarded / issued,
+        "prompts/dead": float(ledger.dead),
+        "rollouts/cancelled_share": total("cancelled") / max(1.0, ended),
+        "rollouts/failed_share": total("failed") / max(1.0, ended),
+        "workers/idle_s": total("idle_s"),
+        "workers/blocked_s": total("blocked_s"),
+        "workers/swap_s": total("swap_s"),
+    }
+
+
+def _is_figure(name: str, value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and name not in ("step", "time")
+
+
+class TensorBoard:
+    """Event files in ``tensorboard/``; after a restart, what comes after ``done`` is written anew."""
+
+    def __init__(self, folder: Path, done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1 if done else None)
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add the scalars of a step."""
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """One run of W&B for the whole run of ours: a restarted trainer goes on with it.
+
+    ``step`` is a figure like the others and the axis of all, since W&B's own step cannot go back when a
+    batch is trained again.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        import wandb
+
+        asked = job.logging.wandb
+        assert asked is not None
+        name = folder / "wandb-run-id"
+        if not name.exists():
+            name.write_text(uuid.uuid4().hex[:12])
+        self._run = wandb.init(
+            project=asked.project,
+            entity=asked.entity,
+            group=asked.group,
+            name=asked.name or job.run.name,
+            tags=asked.tags,
+            id=name.read_text().strip(),
+            resume="allow" if asked.mode == "online" else None,
+            mode=asked.mode,
+            dir=folder,
+            config=msgspec.to_builtins(job),
+            settings=wandb.Settings(console="off", silent=True, init_timeout=60),
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Log the scalars of a step."""
+        self._run.log({"step": step, **scalars})
+
+    def close(self) -> None:
+        """Wait until everything is written, or sent."""
+        self._run.finish()
