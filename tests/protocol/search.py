@@ -251,10 +251,22 @@ def _answers(answers: list[Any], before: Snapshot, after: Snapshot, found: Found
 @click.option("--batch", default=2, show_default=True)
 @click.option("--slots", default=2, show_default=True)
 @click.option("--group", default=1, show_default=True)
+@click.option("--candidates", default=None, type=int, help="Candidates of a group.  [default: as --group]")
+@click.option("--post-process", is_flag=True, help="Groups are post-processed before they are placed.")
 @click.option("--depth", default=7, show_default=True)
-def main(eta: int, batch: int, slots: int, group: int, depth: int) -> None:
+def main(
+    eta: int, batch: int, slots: int, group: int, candidates: int | None, post_process: bool, depth: int
+) -> None:
     """Search, and print what was seen."""
-    config = RunConfig(eta=eta, batch_size=batch, buffer_slots=slots, group_size=group, max_attempts=2)
+    config = RunConfig(
+        eta=eta,
+        batch_size=batch,
+        buffer_slots=slots,
+        group_size=group,
+        group_candidates=candidates,
+        post_process="module:function" if post_process else None,
+        max_attempts=2,
+    )
     with tempfile.TemporaryDirectory(prefix="roq-search-") as folder:
         server = Server("valkey", Path(folder))
         try:
