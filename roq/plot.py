@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from roq._figures import usual_top, whole_ticks
 from roq.records import Records, Step, WorkerLine
 from roq.summary import Summary, clock
 
@@ -58,7 +59,6 @@ def write_plot(records: Records, summary: Summary, run_dir: str | Path) -> Path 
         axes.set_xlim(0.4, steps[-1].step + 1.6)
     waiting.set_xlabel("optimizer step", color=QUIET, fontsize=9)
     waiting.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
-    staleness.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     path = Path(run_dir) / "summary.png"
     new = path.with_name("summary.new.png")
     figure.savefig(new)
@@ -110,6 +110,7 @@ def _staleness(axes: Axes, steps: Sequence[Step], eta: int) -> None:
         label = str(staleness) + (" (above η)" if staleness > eta else "")
         axes.bar(x, height, bottom=bottom, width=0.82, color=color, label=label)
         bottom = [a + b for a, b in zip(bottom, height, strict=True)]
+    whole_ticks(axes, round(max(bottom)) or 1)
     _title(axes, "Staleness of the batch's trajectories (versions behind)")
     _legend(axes, min(8, max(seen | {eta}) + 1))
 
@@ -131,8 +132,9 @@ def _waiting(axes: Axes, records: Records) -> None:
         axes.plot(x, idle, color=RED, linewidth=1.6, label="worker idle")
         axes.plot(x, blocked, color=AMBER, linewidth=1.6, label="worker with free places, window full")
     _title(axes, "Waiting, seconds per step")
-    # The first wait holds the engines' start; it may not flatten all the others.
-    top = 1.15 * max([value for i, value in enumerate(shown) if i % len(steps) > 0] or shown) or 1.0
+    # The first wait holds the engines' start: neither it nor another outlier may flatten all the others.
+    later = [value for i, value in enumerate(shown) if i % len(steps) > 0]
+    top = usual_top(later or shown)
     axes.set_ylim(0, top)
     for place, step in zip(x, steps, strict=True):
         if step.wait_s > top:

@@ -11,7 +11,8 @@ import click
 import msgspec
 
 from roq.audit import Audit, audit_archive
-from roq.cli._common import Target, as_json, echo_json, optional_target, table, target
+from roq.cli._common import Target, as_json, echo_json, needs_extra, optional_target, table, target
+from roq.client import Scheduler
 from roq.display import event_text
 from roq.errors import ConfigError, UnknownGroup
 from roq.history import BEGINNING, Archive, Event, archived_config, follow, read_archive, read_events
@@ -87,7 +88,7 @@ def group(target: Target | None, group: int, file: Path | None, json_: bool) -> 
     GROUP is its number, as in `roq status`. What is trimmed from the stream is found in an archive
     (--events) alone.
     """
-    with _history(target, file) as history:
+    with _history(target, file) as (history, _):
         replay, own = Replay(), list[Event]()
         for event in history:
             replay.feed(event)
@@ -143,14 +144,16 @@ def _member_row(number: int, member: Member) -> tuple[object, ...]:
 
 
 @contextmanager
-def _history(target: Target | None, file: Path | None) -> Generator[Iterator[Event]]:
-    """The events that a command is about: of an archive, or of a run."""
-    if file is not None:
-        yield read_archive(file)
-    elif target is not None:
+def _history(
+    target: Target | None, file: Path | None
+) -> Generator[tuple[Iterator[Event], Scheduler | None]]:
+    """The events that a command is about, of an archive or of the run; and the run's scheduler, if any."""
+    if target is not None:
         with target.scheduler() as scheduler:
-            scheduler.config()
-            yield read_events(scheduler)
+            scheduler.config()  # an unknown run has no history
+            yield (read_events(scheduler) if file is None else read_archive(file)), scheduler
+    elif file is not None:
+        yield read_archive(file), None
     else:
         raise ConfigError("of which run? Give a job file, or --redis and --run, or an archive by --events")
 
@@ -195,4 +198,44 @@ def _say(found: Audit) -> None:
         click.echo("every prompt is accounted for once, every group kept its bound")
 
 
-COMMANDS = (events, group, audit)
+@click.command()
+@optional_target
+@events_file
+@click.option(
+    "--out",
+    default=Path("report.html"),
+    show_default=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The page; its figures as PNGs go into a folder of the same name.",
+)
+@as_json
+def report(target: Target | None, file: Path | None, out: Path, json_: bool) -> None:
+    """Write a page on a run: staleness, reward, waste, who waited for what, and what limits it.
+
+    Needs `pip install 'roq[local]'`. The page needs no network and no other file. An archive alone
+    (--events) is enough; with the run beside it, what its workers wrote on this host is counted too.
+    """
+    needs_extra("matplotlib", "local")
+    from roq._story import tell, verdict
+    from roq.records import Records
+    from roq.report import write_report
+
+    with _history(target, file) as (history, scheduler):
+        config, folder = None, None
+        if scheduler is not None:
+            config, folder = scheduler.config(), scheduler.settings().get("run.dir")
+        story = tell(history, config, "" if target is None else target.run)
+    if folder is not None:
+        records = Records(msgspec.json.decode(folder, type=str))
+        records.read()
+        last = [lines[-1].tokens for lines in records.workers.values() if lines]
+        story.generated = sum(last) if last else None
+    files = write_report(story, out)
+    if json_:
+        echo_json({"files": [str(path) for path in files], "verdict": verdict(story)})
+    else:
+        click.echo(verdict(story))
+        click.echo(f"report: {files[0]}")
+
+
+COMMANDS = (events, group, audit, report)
