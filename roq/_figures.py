@@ -43,8 +43,14 @@ LIGHT = {name: light for name, (light, _) in COLORS.items()}
 WIDE = (10.0, 2.9)  # inches
 SMOOTH = 5  # batches in the running mean
 TIME_BINS = 60
-FATE_COLOR = {"trained": "green", "open": "wait", "filtered": "amber", "discarded": "red"}
-FATE_COLOR |= {"requeued": "red", "dead": "red"}
+FATE_COLOR = {
+    "trained": "green",
+    "open": "wait",
+    "filtered": "amber",
+    "discarded": "red",
+    "requeued": "train",
+    "dead": "ink",
+}
 
 
 class Drawn(NamedTuple):
@@ -108,12 +114,12 @@ def _steps(axes: Axes, steps: Sequence[Step]) -> list[int]:
 
 
 def _time_axis(axes: Axes, story: Story) -> Callable[[float], float]:
-    """The run's time from 0 as the x axis; returns where a time lies on it."""
+    """The time since the first work as the x axis, from 0; returns where a time lies on it."""
     units = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
-    unit, name = next(((u, n) for u, n in units if story.wall_s >= 3 * u), units[-1])
-    axes.set_xlabel(name)
-    axes.set_xlim(0, (story.wall_s or 1.0) / unit)
-    return lambda time: (time - story.began) / unit
+    unit, name = next(((u, n) for u, n in units if story.work_s >= 3 * u), units[-1])
+    axes.set_xlabel(f"{name} since the first trajectory was issued")
+    axes.set_xlim(0, (story.work_s or 1.0) / unit)
+    return lambda time: (time - story.at_work) / unit
 
 
 def whole_ticks(axes: Axes, most: int, count: int = 5) -> None:
@@ -157,7 +163,7 @@ def _throughput(axes: Axes, story: Story) -> None:
         fate = group.state if group.state in ("trained", *UNTRAINED) else "open"
         for member in group.members.values():
             if member.completed is not None:
-                place = min(len(parts) - 1, int((member.completed - story.began) / width))
+                place = min(len(parts) - 1, int((member.completed - story.at_work) / width))
                 tokens.setdefault(fate, Counter())[place] += member.tokens
     middle = [start + width / 2 for start, _ in parts]
     scale = _time_axis(axes, story)
@@ -183,12 +189,9 @@ def _throughput(axes: Axes, story: Story) -> None:
 
 def _idle(axes: Axes, story: Story) -> None:
     parts = bins(story, TIME_BINS)
-    waits = [(s.waited_from, s.taken) for s in story.steps if s.waited_from is not None]
-    if story.steps[-1].published is not None and not story.ended:
-        waits.append((story.steps[-1].published, story.until))
     scale = _time_axis(axes, story)
     middle = [scale((start + end) / 2) for start, end in parts]
-    trainer = [overlap(waits, part) / ((part[1] - part[0]) or 1.0) for part in parts]
+    trainer = [overlap(story.waits, part) / ((part[1] - part[0]) or 1.0) for part in parts]
     workers = [story.idle_share(part) for part in parts]
     axes.fill_between(middle, trainer, color=LIGHT["wait"], step="mid", label="trainer waits for a batch")
     known = [(x, y) for x, y in zip(middle, workers, strict=True) if y is not None]
@@ -214,9 +217,8 @@ def clip_outliers(axes: Axes, x: Sequence[int], heights: Sequence[float], color:
     axes.set_ylim(0, top)
     for place, height in zip(x, heights, strict=True):
         if height > top:
-            axes.annotate(
-                f"{height:.0f} s", (place - 0.5, top), va="top", ha="right", color=color, fontsize=8.5
-            )
+            side, ha = (0.5, "left") if place < (x[0] + x[-1]) / 2 else (-0.5, "right")
+            axes.annotate(f"{height:.0f} s", (place + side, top), va="top", ha=ha, color=color, fontsize=8.5)
 
 
 def usual_top(heights: Sequence[float]) -> float:

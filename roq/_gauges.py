@@ -26,6 +26,8 @@ log = logging.getLogger("roq")
 SCRAPE_S = 2.0  # a scrape waits no longer for a server that is away
 # upper bounds of the server's own latency buckets, in microseconds
 CALL_MICROS = (16, 33, 66, 132, 264, 528, 1056, 2113, 4227, 8454, 16908, 33816, 67633, 135266, 270532, 541065)
+DOES = ("generating", "waiting", "loading", "draining", "starting", "lost")
+BEHIND = ("0", "1", "2+")
 STATES = ("PENDING", "STUCK", "READY", "TRAINING")
 
 
@@ -97,8 +99,8 @@ class Gauges(Collector):
             yield self._gauge("roq_trainer_seen_seconds", status.trainer_seen_s)
 
     def _workers(self, status: Status) -> Iterator[GaugeMetricFamily]:
-        does = dict.fromkeys(("generating", "waiting", "loading", "draining", "starting", "lost"), 0.0)
-        behind = dict.fromkeys(("0", "1", "2+"), 0.0)
+        does: dict[str, int] = dict.fromkeys(DOES, 0)
+        behind: dict[str, int] = dict.fromkeys(BEHIND, 0)
         for worker in status.workers:
             does[_does(worker)] += 1
             if worker.version is not None and worker.lease_left_s > 0:

@@ -74,7 +74,8 @@ class Story(msgspec.Struct):
 
     Attributes:
         run, eta: its name ("" when unknown) and its maximum staleness.
-        began, until: time of the first and the last event. ended: whether it reached its end.
+        began, at_work, until: time of the first event, of the first trajectory issued, and of the last event.
+        ended: whether it reached its end.
         steps: the batches, in order.
         groups: all groups, by number.
         attached: when each worker was there. idle: when each of these had nothing in flight.
@@ -86,6 +87,7 @@ class Story(msgspec.Struct):
     run: str = ""
     eta: int = 0
     began: float = 0.0
+    at_work: float = 0.0
     until: float = 0.0
     ended: bool = False
     steps: list[Step] = []
@@ -101,6 +103,18 @@ class Story(msgspec.Struct):
     def wall_s(self) -> float:
         """From the first event to the last."""
         return self.until - self.began
+
+    @property
+    def work_s(self) -> float:
+        """From the first trajectory issued to the last event."""
+        return self.until - self.at_work
+
+    @property
+    def waits(self) -> list[Span]:
+        """When the trainer waited for a batch."""
+        spans = [(s.waited_from, s.taken) for s in self.steps if s.waited_from is not None]
+        last = self.steps[-1].published if self.steps else None
+        return spans if last is None or self.ended else [*spans, (last, self.until)]
 
     def tokens(self) -> dict[str, int]:
         """Finished response tokens by what became of their group; ``open``: it is still in the run."""
@@ -247,6 +261,7 @@ def tell(events: Iterable[Event], config: RunConfig | None = None, run: str = ""
             teller.take_in(event)
     story = teller.told()
     story.run = run
+    story.at_work = min((group.reserved for group in story.groups.values()), default=story.began)
     story.eta = story.eta if config is None else config.eta
     return story
 
@@ -262,6 +277,8 @@ def cause(story: Story, step: Step) -> str:
     gaps = _without(story.attached.values(), span)
     if gaps > 0.1 * step.wait_s:
         said.append(f"no worker was attached for {gaps:.1f} s")
+    if gaps < (starting := min(story.at_work, span[1]) - span[0]) and starting > 0.1 * step.wait_s:
+        said.append(f"no trajectory had been issued for {starting:.1f} s: engines start")
     if (paused := overlap(story.pauses, span)) > 0.1 * step.wait_s:
         said.append(f"admission was paused for {paused:.1f} s")
     if (last := step.last) is not None and last.occupied is not None:
@@ -283,7 +300,7 @@ def _of_the_last(step: Step, last: Group, span: Span) -> str:
     slowest = max(last.members.items(), key=lambda item: item[1].completed or 0.0, default=None)
     text = f"its last group was {last.group} (prompt {last.ordinal})"
     if last.reserved > span[0] + 0.1 * step.wait_s:
-        text += f", reserved only {last.reserved - span[0]:.1f} s into the wait"
+        text += f", reserved {last.reserved - span[0]:.1f} s into the wait"
     if slowest is not None:
         number, member = slowest
         if member.completed is not None and member.issued is not None:
@@ -335,6 +352,6 @@ def _alone(step: Step) -> float:
 
 
 def bins(story: Story, count: int) -> list[Span]:
-    """The run's time in ``count`` equal parts."""
-    edges = [story.began + story.wall_s * i / count for i in range(count + 1)]
+    """The run's time at work in ``count`` equal parts."""
+    edges = [story.at_work + story.work_s * i / count for i in range(count + 1)]
     return list(pairwise(edges))

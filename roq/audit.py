@@ -95,11 +95,12 @@ class _Replay:
         for move in event.get("moves", "").split():
             who, _, path = move.partition(":")
             source, _, target = path.partition(">")
+            known = self.groups.get(int(who))
+            if known is not None and known.place not in (None, parse_place(source)):
+                self.problem(f"group {who} moved from {source}, but it was at {known.place}")
             group = self.vacate(int(who))
             if group is not None:
                 self.fill(int(who), parse_place(target))
-            if self.slots.get(parse_place(source)) == int(who):
-                self.problem(f"group {who} is still in slot {source}")
 
     # -- events -------------------------------------------------------------------------------------
 

@@ -124,12 +124,15 @@ class Exporter:
                 for event in page:
                     self._note(event)
             self._look()
-            pages = follow(self._sched, after, known=known, going=lambda: self._look() or going())
-            for page in pages:
+
+            def still() -> bool:
+                self._look()
+                return going()
+
+            for page in follow(self._sched, after, known=known, going=still):
                 for event in page:
                     self._count(event)
-                self._look()
-                if not going():
+                if not still():
                     return
 
     def _note(self, event: Event) -> None:
@@ -187,18 +190,18 @@ class Exporter:
 
     # -- what the workers say -----------------------------------------------------------------------
 
-    def _look(self) -> bool:
-        """Add what the workers' own counters rose by; returns False, so that it can stand before an `or`."""
+    def _look(self) -> None:
+        """Add what the workers' own counters rose by, now and then."""
         if time.monotonic() - self._looked >= LOOK_S:
             self._looked = time.monotonic()
             workers = self._sched.status().workers
             said = {worker.worker: _numbers(worker) for worker in workers}
             known = self._workers
-            for worker, now in said.items() if known is not None else ():
-                self._add(known.get(worker, {}), now)
+            for worker, now in said.items():
+                # On the first look, what they counted before this process began is not ours to count.
+                self._add(now if known is None else known.get(worker, {}), now)
             # One that left is forgotten: should it come back, it is a new process with a new name.
             self._workers = said
-        return False
 
     def _add(self, before: dict[str, float], now: dict[str, float]) -> None:
         def risen(name: str) -> float:

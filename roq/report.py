@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from roq._figures import COLORS, Drawn, draw
-from roq._story import UNTRAINED, Story, cause, verdict
+from roq._story import UNTRAINED, Story, cause, overlap, verdict
 from roq.errors import ConfigError
 from roq.summary import clock
 
@@ -102,10 +102,10 @@ def _warnings(story: Story) -> list[str]:
 def _numbers(story: Story) -> str:
     stale = [staleness for step in story.steps for staleness in step.staleness.elements()]
     rewards = [step.reward for step in story.steps if step.reward is not None]
-    tokens, wall = story.tokens(), story.wall_s or 1.0
+    tokens, wall = story.tokens(), story.work_s or 1.0
     waste = sum(tokens.get(fate, 0) for fate in UNTRAINED)
-    waited = sum(step.wait_s for step in story.steps)
-    idle = story.idle_share((story.began, story.until))
+    waited = overlap(story.waits, (story.at_work, story.until))
+    idle = story.idle_share((story.at_work, story.until))
     facts = [
         ("steps", f"{sum(step.published is not None for step in story.steps)}"),
         ("reward, first and last", _ends(rewards)),

@@ -1,7 +1,7 @@
 """``roq watch``: a run in the terminal, live, with the keys that steer it (textual)."""
 
 # textual's queries and reactive attributes are partial
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

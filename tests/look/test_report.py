@@ -67,6 +67,8 @@ def test_what_is_reckoned() -> None:
     assert story.attached == {"w0": [(2, 18)], "w1": [(2, 6)]}
     assert story.idle == {"w0": [(2, 3), (5, 7), (12, 14), (15, 18)], "w1": [(2, 3)]}
     assert story.idle_share((1, 18)) == pytest.approx(9 / 20)
+    assert (story.began, story.at_work, story.until) == (1, 3, 18)
+    assert story.waits == [(2, 12), (14, 18)]
     assert story.pauses == [(16, 18)]
     assert cause(story, step) == (
         "its last group was 2 (prompt 1); member 2 took w0 5.0 s for 100 tokens, in attempt 2; "
@@ -83,8 +85,9 @@ def test_causes() -> None:
               "12 occupy group=1 ordinal=0 at=0.1 v_traj=0", "12 take version=0 groups=1"]  # fmt: skip
     told = tell(events(*nobody))
     said = cause(told, told.steps[0])
+    assert "engines start" not in said  # there was none to start
     assert said.startswith("no worker was attached for 5.0 s; admission was paused for 3.0 s; its last")
-    assert "reserved only 5.0 s into the wait" in said
+    assert "reserved 5.0 s into the wait" in said
     assert "its post-processing took 3.0 s" in said
 
 
