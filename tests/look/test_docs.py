@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import re
 import shutil
@@ -11,7 +12,12 @@ from pathlib import Path
 
 import pytest
 
+import roq._figures
+import roq._story
+import roq.display
+import roq.history
 from roq._metric_table import METRICS
+from roq.metrics import EVENTS
 from tests.cli.conftest import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +38,18 @@ def test_pages_are_up_to_date() -> None:
     command = [sys.executable, ROOT / "scripts/docs", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_event_is_documented() -> None:
+    told = set(re.findall(r"`(\w+)`", (ROOT / "docs/observing.md").read_text()))
+    assert set(EVENTS) <= told | {"gap"}
+
+
+def test_examples_in_docstrings() -> None:
+    for module in (roq.display, roq.history, roq._figures, roq._story):
+        done = doctest.testmod(module)
+        assert done.attempted
+        assert not done.failed
 
 
 def test_dashboard_and_alerts_ask_for_what_there_is() -> None:
