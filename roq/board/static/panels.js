@@ -1,0 +1,171 @@
+// Everything beside the grid and the curves: the head, running trajectories, workers, the ledger, a slot's
+// details, the newest events.
+
+import { buffers, ledger, running } from "./state.js";
+import { $, list, make, setData, setText } from "./dom.js";
+import { KINDS, clock, count, duration, eventText, short } from "./words.js";
+
+const MOST_BARS = 16;
+const MOST_WORKERS = 64;
+const EVENTS = 14;
+
+const cells = (tag, number) => Array.from({ length: number }, () => make(tag));
+
+// ---- the head ------------------------------------------------------------------------------------------
+
+export function drawHead(state, now, run) {
+  const total = state.config.total_steps ? ` of ${count(state.config.total_steps)}` : "";
+  const standing = state.ended ? "ended" : state.paused ? "paused" : "running";
+  setText($("#run-name"), run);
+  setText($("#run-state"), standing);
+  setData($("#run-state"), "state", standing);
+  setText($("#version"), `${count(state.version)}${total}`);
+  setText($("#eta"), String(state.config.eta));
+  setText($("#batch-size"), String(state.config.batch_size));
+  setText($("#trainer-text"), trainerText(state, now));
+}
+
+function trainerText(state, now) {
+  if (state.training) {
+    const since = state.training.since ? ` for ${duration((now - state.training.since) / 1000)}` : "";
+    return `trains batch ${state.training.version}${since}`;
+  }
+  if (state.ended) return `the run has ended: ${state.ended.replaceAll("_", " ")}`;
+  const first = buffers(state).find((row) => row.buffer === state.frontier);
+  if (!first) return "waits";
+  if (first.state === "READY") return `batch ${first.buffer} is READY`;
+  const oldest = running(state).find((one) => state.groups.get(one.group).at?.startsWith(`${first.buffer}.`));
+  const which = oldest ? `; oldest: group ${oldest.group} with ${oldest.worker} for ${duration((now - oldest.since) / 1000)}` : "";
+  const empty = first.cells.length - first.occupied - first.reserved;
+  return `waits for batch ${first.buffer}: ${first.occupied} complete, ${first.reserved} in work, ${empty} empty${which}`;
+}
+
+// ---- running trajectories ------------------------------------------------------------------------------
+
+export function drawRunning(state, now) {
+  const all = running(state);
+  const longest = Math.max(1000, now - (all[0]?.since ?? now));
+  setText($("#running-count"), all.length > MOST_BARS ? `${count(all.length)}, the oldest ${MOST_BARS} shown` : count(all.length));
+  list(
+    $("#running"),
+    all.slice(0, MOST_BARS),
+    () => make("li", {}, make("span", { class: "who" }), make("span", { class: "bar" }), make("span", { class: "number" })),
+    (item, one) => {
+      const [who, bar, number] = item.children;
+      const name = one.member === 0 ? "post" : one.member;
+      setText(who, state.config.group_size > 1 || one.member === 0 ? `${one.group}.${name}` : `${one.group}`);
+      bar.style.setProperty("--share", Math.max(0.005, (now - one.since) / longest));
+      setText(bar, `${one.worker} · v${one.v}`);
+      setText(number, duration((now - one.since) / 1000));
+    },
+  );
+}
+
+// ---- workers -------------------------------------------------------------------------------------------
+
+// `told`: what the workers say of themselves (live only), by name.
+export function drawWorkers(state, now, told) {
+  const workers = [...state.workers.values()].slice(0, MOST_WORKERS);
+  const more = state.workers.size > workers.length ? `, the first ${workers.length} shown` : "";
+  setText($("#workers-count"), `${state.workers.size}${more}`);
+  list(
+    $("#workers tbody"),
+    workers,
+    () => make("tr", {}, make("th", { scope: "row" }), ...cells("td", 6)),
+    (row, worker) => {
+      const said = told?.get(worker.worker);
+      const info = said?.info ? readInfo(said.info) : {};
+      const version = said?.version ?? worker.version;
+      const rate = (worker.tokens / Math.max(1, now - worker.since)) * 1000;
+      const doing = said?.error ? said.error.split("\n")[0].slice(0, 60) : worker.draining ? "draining" : (info.doing ?? "");
+      const values = [
+        worker.worker,
+        version === null || version === undefined ? "–" : `v${version}`,
+        count(worker.claims),
+        count(worker.completed),
+        count(info.tokens_per_s ?? rate),
+        duration((now - worker.since) / 1000),
+        doing,
+      ];
+      values.forEach((value, i) => setText(row.children[i], value));
+    },
+  );
+}
+
+function readInfo(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return {}; // a worker may say what it likes of itself
+  }
+}
+
+// ---- prompts -------------------------------------------------------------------------------------------
+
+export function drawLedger(state) {
+  const parts = ledger(state);
+  setText($("#issued"), count(parts.issued));
+  for (const name of ["trained", "in_slots", "requeued", "filtered", "discarded", "dead"]) {
+    setText($(`#ledger-${name} dd`), count(parts[name]));
+    $(`#share-${name}`).style.setProperty("--share", parts.issued > 0 ? parts[name] / parts.issued : 0);
+  }
+}
+
+// ---- a slot's details ----------------------------------------------------------------------------------
+
+export function drawDetails(state, now, place) {
+  const group = place === null ? null : groupAt(state, place);
+  setText($("#details-title"), place === null ? "Slot" : `Slot ${place}`);
+  const kind = group?.kind ?? "empty";
+  $("#details").dataset.state = place === null ? "none" : kind;
+  if (place === null || !group) {
+    setText($("#details-text"), place === null ? "Point at a slot, or move there with Tab and the arrow keys." : "Empty: the next Reserve may use it.");
+    list($("#details-members"), [], null, null);
+    return null;
+  }
+  const latest = group.v + state.config.eta;
+  setText(
+    $("#details-text"),
+    `${KINDS[kind].name}. Group ${group.group}, prompt ${group.ordinal}, of version ${group.v}: ` +
+      `may be trained up to batch ${latest}. Reserved ${duration((now - group.since) / 1000)} ago.`,
+  );
+  const members = [...group.members.entries()].filter(([, member]) => member);
+  if (group.finish) members.push(["post-processing", group.finish]);
+  list(
+    $("#details-members"),
+    members.slice(0, 20),
+    () => make("li"),
+    (item, [m, member]) => setText(item, memberText(m, member, now)),
+  );
+  return group;
+}
+
+function groupAt(state, place) {
+  const found = state.slots.get(place);
+  if (found !== undefined) return state.groups.get(found);
+  const [buffer, slot] = place.split(".").map(Number);
+  return state.training?.version === buffer ? (state.groups.get(state.training.groups[slot - 1]) ?? null) : null;
+}
+
+function memberText(m, member, now) {
+  if (member.state === "complete") return `${m}: reward ${short(Number(member.reward))}, ${count(member.tokens)} tokens, ${member.worker ?? ""}`;
+  if (member.state === "leased") return `${m}: ${member.worker}, for ${duration((now - member.since) / 1000)}`;
+  return `${m}: ${member.state === "pending" ? "waits to be issued" : member.state}`;
+}
+
+// ---- events --------------------------------------------------------------------------------------------
+
+export function drawEvents(timeline, position) {
+  const rows = [];
+  for (let i = position; i > timeline.first && rows.length < EVENTS; i--) rows.push(timeline.event(i));
+  list(
+    $("#events"),
+    rows,
+    () => make("li", {}, make("time"), make("span")),
+    (item, event) => {
+      setText(item.children[0], clock(Number(event.id.split("-")[0])));
+      setText(item.children[1], eventText(event));
+      setData(item, "event", event.event);
+    },
+  );
+}

@@ -1,0 +1,80 @@
+// All events that the page knows, with copies of the state now and then, so that any moment is found fast.
+
+import { apply, copy, initial, restore, timeOf } from "./state.js";
+import { Series } from "./series.js";
+
+export const MOST_EVENTS = 200_000; // older ones are forgotten, a part at a time
+const EVERY = 2_000; // events between two copies
+
+export class Timeline {
+  constructor(beginning) {
+    this.config = beginning.config;
+    const base = beginning.picture ? restore(this.config, beginning.picture) : initial(this.config);
+    this.series = new Series(base, beginning.picture?.publishes ?? []);
+    this.events = [];
+    this.first = 0; // positions count from the page's first event; events[0] is at this one
+    this.copies = [{ position: 0, state: base }]; // the state before the event at a position
+    this.head = copy(base); // after all events
+    this.cursor = { position: 0, state: copy(base) }; // what was looked at last
+  }
+
+  // How many events there are before the end; a moment is a position: the events before it have happened.
+  get end() {
+    return this.first + this.events.length;
+  }
+
+  push(events) {
+    for (const event of events) {
+      this.series.observe(this.head, event, this.end);
+      this.events.push(event);
+      apply(this.head, event);
+      if (this.end % EVERY === 0) this.copies.push({ position: this.end, state: copy(this.head) });
+    }
+    if (this.events.length > MOST_EVENTS) this.#forget();
+  }
+
+  #forget() {
+    const kept = this.copies.findIndex(({ position }) => position >= this.end - MOST_EVENTS / 2);
+    const { position } = this.copies[kept];
+    this.events.splice(0, position - this.first);
+    this.copies.splice(0, kept);
+    this.first = position;
+  }
+
+  // The state at a position. It is the timeline's own: look, do not keep.
+  at(position) {
+    position = Math.min(Math.max(position, this.first), this.end);
+    if (position === this.end) return this.head;
+    if (position < this.cursor.position || position - this.cursor.position > EVERY || this.cursor.position < this.first) {
+      const near = this.copies.findLast((one) => one.position <= position);
+      this.cursor = { position: near.position, state: copy(near.state) };
+    }
+    while (this.cursor.position < position) {
+      apply(this.cursor.state, this.events[this.cursor.position - this.first]);
+      this.cursor.position += 1;
+    }
+    return this.cursor.state;
+  }
+
+  event(position) {
+    return this.events[position - 1 - this.first] ?? null;
+  }
+
+  // The time of the newest event before a position.
+  time(position) {
+    const event = this.event(Math.max(position, this.first + 1));
+    return event ? timeOf(event) : 0;
+  }
+
+  // The position after all events up to a time.
+  positionOf(time) {
+    let low = 0;
+    let high = this.events.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (timeOf(this.events[middle]) <= time) low = middle + 1;
+      else high = middle;
+    }
+    return this.first + low;
+  }
+}
