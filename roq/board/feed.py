@@ -37,6 +37,7 @@ PACE_S = 0.05  # events of so long travel together
 PULSE_S = 10.0  # a browser hears something at least so often
 STATUS_S = 1.0  # how often the run's status is looked at while somebody watches
 RETRY_S = 1.0  # after Redis failed
+CLOSE_S = 3.0  # for the reader to end
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -121,7 +122,8 @@ class RunFeed:
         self._tell()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_S)
         await self._scheduler.aclose()
         for client in (self._client, *companions(self._client)):
             await client.aclose()
@@ -133,7 +135,7 @@ class RunFeed:
         news.set()
 
     async def _read(self) -> None:
-        while True:
+        while not self._stopped:
             try:
                 page = await self._scheduler.events(self._newest, wait_s=2.0)
             except RoqError as error:
@@ -162,7 +164,7 @@ class RunFeed:
 
     async def _look(self) -> None:
         """The run's status, for those who watch now."""
-        while True:
+        while not self._stopped:
             await asyncio.sleep(STATUS_S)
             if self._watching:
                 with contextlib.suppress(RoqError):  # the reader tells of it
@@ -205,17 +207,20 @@ class RunFeed:
             page = await self._page(after)
             if page and page[0].name == "gap":
                 return
+            read = len(page)
             if page:
-                after = page[-1].id
-                yield _events(page)
+                message = _events(page)
+                del page  # a browser that stands still keeps the message waiting, and nothing else
+                after = message.id or after
+                yield message
             standing = (self._trouble, self._status)
             for message, before in zip(standing, told, strict=True):
                 if message is not before:
                     yield message or Message("trouble")  # without a message: it is over
             told = standing
-            if len(page) == PAGE:
+            if read == PAGE:
                 continue
-            if page:
+            if read:
                 await asyncio.sleep(PACE_S)
                 continue
             try:

@@ -21,17 +21,32 @@ SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 SWITCHES += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 # The grid as tests/protocol/play.py writes it, each row with its buffer and state: "1 STUCK R:7 R:3 . O:2".
-PICTURE = """() => [...document.querySelectorAll('.buffer:not(.leaving)')].map(row =>
+PICTURE = """() => [...document.querySelectorAll('.buffer')].map(row =>
   `${row.dataset.buffer} ${row.dataset.state} ` + [...row.querySelectorAll('.slot')].map(slot =>
     slot.dataset.state === 'empty' ? '.' : `${slot.dataset.state[0].toUpperCase()}:${slot.dataset.group}`
   ).join(' '))"""
+
+# Where groups in flight were drawn: the middles, relative to the slots' corner.
+FLIGHTS = """window.flights = [];
+  const draw = CanvasRenderingContext2D.prototype.drawImage;
+  CanvasRenderingContext2D.prototype.drawImage = function (image, x, y, width, height) {
+    if (this.canvas.className === 'flights') flights.push([x + width / 2, y + height / 2]);
+    return draw.apply(this, arguments);
+  };"""
 
 
 class Board:
     """``roq board`` with some options, and its address."""
 
     def __init__(self, *options: str) -> None:
-        command = [sys.executable, "-W", "error", "-c", "from roq.cli import main; main(prog_name='roq')", "board"]
+        command = [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            "from roq.cli import main; main(prog_name='roq')",
+            "board",
+        ]
         self._command = [*command, *options]
         self.port = 0
         self.start()
@@ -132,16 +147,7 @@ def open_page(chromium: Browser) -> Iterator[Callable[..., Page]]:
         page.on("pageerror", lambda error: watched.complaints.append(str(error)))
         page.on("request", lambda request: watched.hosts.add(urlsplit(request.url).netloc))
         opened.append((page, watched))
-        page.add_init_script(
-            """window.flights = [];
-            const animate = Element.prototype.animate;
-            Element.prototype.animate = function (frames, options) {
-              if (this.classList.contains('chip')) flights.push({
-                group: Number(this.parentElement.dataset.group), from: frames[0].transform,
-                to: this.parentElement.dataset.place });
-              return animate.call(this, frames, options);
-            };"""
-        )
+        page.add_init_script(FLIGHTS)
         page.goto(board.url)
         page.wait_for_selector(".slot")
         return page

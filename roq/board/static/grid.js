@@ -1,16 +1,16 @@
 // The buffers as rows of slots. The grid compares the state with what it shows and changes only that; a
 // group that is found in another slot than before flies there.
 
-import { buffers, parsePlace } from "./state.js";
 import { make, setData, setText } from "./dom.js";
+import { Painter } from "./paint.js";
+import { buffers, parsePlace } from "./state.js";
 import { KINDS, slotText } from "./words.js";
 
 const SIZES = [60, 52, 44, 34, 26, 18]; // of a slot, px: the largest with which all buffers fit
 const HEAD = 164; // width of a row's head
 const GAP = 3;
-const ROW_PAD = 8; // above and below a row's slots, together
-const FLY_MS = 420;
-const MOST_FLIGHTS = 80; // at once; more would only be a blur
+const ROW_PAD = 8; // between rows
+const SLIDE_MS = 350; // of all rows, when one has left
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -18,22 +18,27 @@ export class Grid {
   constructor(element, { onLook }) {
     this.element = element;
     this.onLook = onLook;
-    this.rows = new Map(); // buffer -> { element, badge, counts, cells, top, key }
-    this.shown = new Map(); // group -> place, as it is on the screen
-    this.flights = 0;
+    this.painter = new Painter(element);
+    this.body = make("div", { role: "presentation" });
+    element.append(this.body);
+    this.rows = new Map(); // buffer -> { element, badge, counts, cells, index }
+    this.shown = new Map(); // group -> its place on the screen
     this.focus = null; // the place that Tab leads to
     this.config = null;
-    this.labels = (group) => String(group.group);
     element.addEventListener("keydown", (event) => this.#key(event));
     element.addEventListener("focusin", (event) => this.#look(event, true));
     element.addEventListener("pointerover", (event) => this.#look(event, false));
     element.addEventListener("pointerleave", () => this.onLook(this.#focused()));
-    new ResizeObserver(() => this.#measure()).observe(element);
+    new ResizeObserver(() => this.#measure()).observe(element.parentElement);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+      this.painter.restyle();
+      this.#paintAll();
+    });
   }
 
   reset(config) {
     this.config = config;
-    this.element.replaceChildren();
+    this.body.replaceChildren();
     this.rows.clear();
     this.shown.clear();
     this.focus = null;
@@ -46,26 +51,25 @@ export class Grid {
   #measure() {
     if (!this.config) return;
     const { slots, eta } = this.config;
-    const room = Math.max(200, this.element.clientWidth - HEAD - 12);
+    const room = Math.max(200, this.element.clientWidth - HEAD);
     const tall = Math.max(260, window.innerHeight * 0.6);
     for (this.size of SIZES) {
       this.columns = Math.max(1, Math.min(slots, Math.floor((room + GAP) / (this.size + GAP))));
       this.height = Math.max(Math.ceil(slots / this.columns) * (this.size + GAP) - GAP, 40) + ROW_PAD;
-      if (this.height * (eta + 2) <= tall) break;
+      if (this.height * (eta + 1) <= tall) break;
     }
     this.element.style.setProperty("--slot", `${this.size}px`);
     this.element.style.setProperty("--columns", this.columns);
     this.element.style.setProperty("--row", `${this.height}px`);
-    this.element.dataset.size = this.size >= 44 ? "large" : this.size >= 26 ? "middle" : "small";
+    // The window is eta + 1 buffers wide; while its first is in training, it counts among them.
+    this.element.style.setProperty("--rows", eta + 1);
+    this.painter.measure(this.columns * (this.size + GAP), (eta + 1) * this.height, this.size);
+    this.#paintAll();
   }
 
-  // Where a slot is, by the tops of the rows then.
-  #point(place, tops) {
-    const [buffer, slot] = parsePlace(place);
-    const top = tops.get(buffer);
-    if (top === undefined) return null;
+  #point(index, slot) {
     const step = this.size + GAP;
-    return [((slot - 1) % this.columns) * step, top + Math.floor((slot - 1) / this.columns) * step];
+    return [1 + ((slot - 1) % this.columns) * step, 1 + index * this.height + Math.floor((slot - 1) / this.columns) * step];
   }
 
   // ---- drawing ---------------------------------------------------------------------------------------
@@ -74,63 +78,71 @@ export class Grid {
   draw(state, animate) {
     const rows = buffers(state);
     const held = this.#focused() !== null;
-    const before = new Map([...this.rows].map(([buffer, row]) => [buffer, row.top]));
     const moves = animate && !calm.matches && !document.hidden;
-    this.#arrange(rows, moves);
-    const tops = new Map([...this.rows].map(([buffer, row]) => [buffer, row.top]));
+    const before = new Map([...this.rows].map(([buffer, row]) => [buffer, row.index]));
+    const arranged = this.#arrange(rows, moves);
+    const changed = [];
     const places = new Map();
-    for (const { buffer, cells } of rows) {
-      cells.forEach((number, i) => {
-        if (number !== null) places.set(number, `${buffer}.${i + 1}`);
+    for (const row of rows) {
+      row.cells.forEach((number, i) => {
+        if (number !== null) places.set(number, [row.buffer, i + 1]);
       });
+      this.#drawRow(state, row, changed);
     }
-    for (const row of rows) this.#drawRow(state, row, moves ? { before, tops } : null);
+    if (arranged) this.#paintAll();
+    for (const { row, slot, group, news } of changed) {
+      const [x, y] = this.#point(row.index, slot);
+      const from = this.#origin(group, before);
+      const stays = from && from[0] === x && from[1] === y;
+      if (!(moves && group && news && !stays && this.painter.fly(x, y, this.#looks(group), from))) {
+        if (!arranged) this.painter.put(x, y, this.#looks(group));
+      }
+    }
     this.shown = places;
     if (this.focus === null || !this.#cell(this.focus)) this.#refocus(rows, held);
   }
 
-  #arrange(rows, moves) {
-    const wanted = new Set(rows.map(({ buffer }) => buffer));
-    for (const [buffer, row] of this.rows) {
-      if (!wanted.has(buffer)) {
-        this.rows.delete(buffer);
-        this.#leave(row, moves);
-      }
-    }
-    rows.forEach(({ buffer }, i) => {
-      const top = i * this.height;
-      let row = this.rows.get(buffer);
-      const fresh = row === undefined;
-      if (fresh) {
-        row = this.#makeRow(buffer);
-        this.rows.set(buffer, row);
-        const next = rows.slice(i + 1).find((later) => this.rows.has(later.buffer));
-        this.element.insertBefore(row.element, next ? this.rows.get(next.buffer).element : null);
-      }
-      if (moves && (fresh || row.top !== top)) {
-        const from = fresh ? { opacity: 0 } : { transform: `translateY(${row.top - top}px)` };
-        row.element.animate([from, fresh ? { opacity: 1 } : { transform: "none" }], { duration: FLY_MS, easing: "ease-out" });
-      }
-      row.top = top;
-    });
-    this.element.setAttribute("aria-rowcount", rows.length);
+  // Where a group was on the screen; null when it was not.
+  #origin(group, before) {
+    const place = group && this.shown.get(group.group);
+    const index = place && before.get(place[0]);
+    return index === undefined || !place ? null : this.#point(index, place[1]);
   }
 
-  #leave(row, moves) {
-    const { element } = row;
-    if (!moves) {
-      element.remove();
-      return;
+  // Make the rows those of the state; whether anything has to be painted anew for it.
+  #arrange(rows, moves) {
+    const wanted = new Set(rows.map(({ buffer }) => buffer));
+    let shift = 0;
+    let arranged = false;
+    for (const [buffer, row] of this.rows) {
+      if (wanted.has(buffer)) continue;
+      arranged = true;
+      this.rows.delete(buffer);
+      row.element.remove();
+      if (moves) {
+        row.cells.forEach(({ group }, i) => group && this.painter.leave(...this.#point(row.index, i + 1), this.#looks(group)));
+      }
     }
-    for (const name of ["role", "data-buffer"]) element.removeAttribute(name);
-    element.classList.add("leaving");
-    element.inert = true;
-    element.setAttribute("aria-hidden", "true");
-    element.style.top = `${row.top}px`;
-    this.element.append(element);
-    element
-      .animate([{ opacity: 1 }, { opacity: 0, transform: "translateX(40px)" }], { duration: FLY_MS })
-      .finished.finally(() => element.remove());
+    rows.forEach(({ buffer }, index) => {
+      let row = this.rows.get(buffer);
+      if (!row) {
+        row = this.#makeRow(buffer);
+        this.rows.set(buffer, row);
+        const next = rows.slice(index + 1).find((later) => this.rows.has(later.buffer));
+        this.body.insertBefore(row.element, next ? this.rows.get(next.buffer).element : null);
+        arranged = true;
+      } else if (row.index !== index) {
+        shift = (row.index - index) * this.height;
+        arranged = true;
+      }
+      row.index = index;
+    });
+    if (moves && shift !== 0) {
+      const frames = [{ transform: `translateY(${shift}px)` }, { transform: "none" }];
+      for (const part of [this.body, this.painter.base.canvas]) part.animate(frames, { duration: SLIDE_MS, easing: "ease-out" });
+    }
+    this.element.setAttribute("aria-rowcount", rows.length);
+    return arranged;
   }
 
   #makeRow(buffer) {
@@ -141,74 +153,56 @@ export class Grid {
     const cells = [];
     const slots = make("div", { class: "slots", role: "presentation" });
     for (let slot = 1; slot <= this.config.slots; slot++) {
-      const chip = make("span", { class: "chip", "aria-hidden": "true" });
-      const cell = make("div", { class: "slot", role: "gridcell", tabindex: "-1" }, chip);
-      cell.dataset.place = `${buffer}.${slot}`;
-      cell.setAttribute("aria-label", slotText(cell.dataset.place, null));
-      cell.dataset.state = "empty";
-      cells.push({ element: cell, chip, group: undefined });
-      slots.append(cell);
+      const place = `${buffer}.${slot}`;
+      const element = make("div", { class: "slot", role: "gridcell", tabindex: "-1", "aria-label": slotText(place, null) });
+      element.dataset.place = place;
+      element.dataset.state = "empty";
+      cells.push({ element, group: null });
+      slots.append(element);
     }
     const element = make("div", { class: "buffer", role: "row" }, head, slots);
     element.dataset.buffer = buffer;
-    return { element, badge, counts, cells, top: 0 };
+    return { element, badge, counts, cells, index: 0 };
   }
 
-  #drawRow(state, { buffer, state: name, occupied, reserved, cells }, motion) {
+  // Write down what has changed; the cells are painted afterwards.
+  #drawRow(state, { buffer, state: name, occupied, reserved, cells }, changed) {
     const row = this.rows.get(buffer);
     setData(row.element, "state", name);
     setText(row.badge, name);
     setText(row.counts, `${occupied} + ${reserved} of ${cells.length}`);
     cells.forEach((number, i) => {
-      const group = number === null ? null : state.groups.get(number) ?? null;
+      const group = number === null ? null : (state.groups.get(number) ?? null);
       const cell = row.cells[i];
       if (cell.group === group) return; // groups are never changed in place
-      const place = cell.element.dataset.place;
-      const other = (cell.group?.group ?? null) !== number;
-      const kind = group?.kind ?? "empty";
-      const turned = (cell.group?.kind ?? "empty") !== kind;
+      const news = cell.group?.group !== group?.group;
       cell.group = group;
-      setData(cell.element, "state", kind);
-      if (group) cell.element.dataset.group = number;
-      else delete cell.element.dataset.group;
-      cell.element.setAttribute("aria-label", slotText(place, group));
-      this.#fillChip(cell.chip, group);
-      if (motion && group && (other || turned)) this.#fly(cell.chip, number, place, motion, turned);
+      const { dataset } = cell.element;
+      dataset.state = group?.kind ?? "empty";
+      if (group) dataset.group = number;
+      else delete dataset.group;
+      cell.element.setAttribute("aria-label", slotText(dataset.place, group));
+      changed.push({ row, slot: i + 1, group, news });
     });
   }
 
-  #fillChip(chip, group) {
-    setText(chip, group ? this.labels(group) : "");
-    if (!group) return;
-    setData(chip, "letter", KINDS[group.kind].letter);
-    setData(chip, "version", `v${group.v}`);
-    const needed = this.config.group_size;
-    const complete = group.members.filter((member) => member?.state === "complete").length;
-    chip.style.setProperty("--done", group.kind === "reserved" ? Math.min(1, complete / needed) : 0);
+  #paintAll() {
+    this.painter.clear();
+    for (const row of this.rows.values()) {
+      row.cells.forEach(({ group }, i) => this.painter.put(...this.#point(row.index, i + 1), this.#looks(group)));
+    }
   }
 
-  #fly(chip, number, place, { before, tops }, turned) {
-    if (this.flights >= MOST_FLIGHTS) return;
-    const old = this.shown.get(number);
-    const from = old === undefined ? null : this.#point(old, before);
-    const to = this.#point(place, tops);
-    let frames;
-    if (!from) {
-      frames = [{ transform: "scale(0.3)", opacity: 0 }, { transform: "none", opacity: 1 }];
-    } else if (from[0] !== to[0] || (from[1] !== to[1] && old !== place)) {
-      const away = `translate(${from[0] - to[0]}px, ${from[1] - to[1]}px)`;
-      frames = [
-        { transform: away, zIndex: 3 },
-        { transform: "none", zIndex: 3 },
-      ];
-    } else if (turned) {
-      frames = [{ transform: "scale(1.25)" }, { transform: "none" }];
-    } else {
-      return;
-    }
-    this.flights += 1;
-    const flight = chip.animate(frames, { duration: FLY_MS, easing: "cubic-bezier(.3,.1,.2,1)" });
-    flight.onfinish = flight.oncancel = () => (this.flights -= 1);
+  #looks(group) {
+    if (!group) return null;
+    const complete = group.members.filter((member) => member?.state === "complete").length;
+    return {
+      kind: group.kind,
+      letter: KINDS[group.kind].letter,
+      label: String(group.group),
+      version: this.size >= 44 ? `v${group.v}` : "",
+      done: group.kind === "reserved" ? Math.min(1, complete / this.config.group_size) : 0,
+    };
   }
 
   // ---- hover, focus, keyboard ------------------------------------------------------------------------
