@@ -94,7 +94,8 @@ def colour(page: Page, group: int) -> list[int]:
           const canvas = document.querySelector('canvas.slots'), whole = canvas.getBoundingClientRect();
           const slot = document.querySelector(`.slot[data-group='${group}']`).getBoundingClientRect();
           const [x, y] = [slot.left - whole.left + 8, slot.bottom - whole.top - 14];
-          return [...canvas.getContext('2d').getImageData(x * devicePixelRatio, y * devicePixelRatio, 1, 1).data];
+          const at = (length) => length * devicePixelRatio;
+          return [...canvas.getContext('2d').getImageData(at(x), at(y), 1, 1).data];
         }""",
         group,
     )

@@ -27,7 +27,8 @@ REDUCE = """async ([config, events, middle]) => {
   const say = (state) => ({
     version: state.version, frontier: state.frontier, paused: state.paused,
     training: state.training?.groups ?? [],
-    slots: Object.fromEntries([...state.slots].map(([place, n]) => [place, `${state.groups.get(n).kind} ${n}`])),
+    slots: Object.fromEntries([...state.slots].map(
+      ([place, n]) => [place, `${state.groups.get(n).kind} ${n}`])),
     v: Object.fromEntries([...state.groups.values()].map(g => [g.group, g.v])),
     claims: running(state).map(one => `${one.worker} ${one.group}.${one.member}`).sort(),
     held: Object.fromEntries([...state.workers.values()].map(w => [w.worker, w.claims])),

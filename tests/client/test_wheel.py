@@ -101,6 +101,16 @@ def test_a_wheel_holds_the_whole_lua_library(wheel: Path) -> None:
     assert there
 
 
+def test_a_wheel_holds_the_boards_page(wheel: Path) -> None:
+    folder = ROOT / "roq" / "board" / "static"
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.startswith("roq/board/static/")]
+        packed = {name.removeprefix("roq/board/static/"): archive.read(name) for name in names}
+    there = {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+    assert packed == there
+    assert {"index.html", "state.js", "vendor/uplot/uPlot.iife.min.js", "vendor/uplot/LICENSE"} <= packed.keys()
+
+
 def test_the_core_imports_without_the_engines(core: Path) -> None:
     code = (
         "import json, sys, roq, roq._library, roq.cli\n"
@@ -119,3 +129,16 @@ def test_the_core_imports_without_the_engines(core: Path) -> None:
 def test_the_command_line_runs_without_the_engines(core: Path) -> None:
     assert run(core, str(core.with_name("roq")), "--version").strip() == metadata.version("roq")
     assert "status" in run(core, str(core.with_name("roq")), "--help")
+
+
+def test_the_board_names_the_extra_that_it_lacks(core: Path) -> None:
+    done = subprocess.run(
+        [core.with_name("roq"), "board", "--redis", "redis://localhost:1", "--run", "x"],
+        cwd=core.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "pip install 'roq[board]'" in done.stderr

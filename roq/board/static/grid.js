@@ -7,7 +7,7 @@ import { buffers, parsePlace } from "./state.js";
 import { KINDS, slotText } from "./words.js";
 
 const SIZES = [60, 52, 44, 34, 26, 18]; // of a slot, px: the largest with which all buffers fit
-const HEAD = 164; // width of a row's head
+const HEAD = [164, 92]; // width of a row's head; on a narrow page
 const GAP = 3;
 const ROW_PAD = 8; // between rows
 const SLIDE_MS = 350; // of all rows, when one has left
@@ -51,7 +51,10 @@ export class Grid {
   #measure() {
     if (!this.config) return;
     const { slots, eta } = this.config;
-    const room = Math.max(200, this.element.clientWidth - HEAD);
+    const width = this.element.clientWidth;
+    const head = HEAD[width < 560 ? 1 : 0];
+    const room = Math.max(100, width - head);
+    this.element.style.setProperty("--head", `${head}px`);
     const tall = Math.max(260, window.innerHeight * 0.6);
     for (this.size of SIZES) {
       this.columns = Math.max(1, Math.min(slots, Math.floor((room + GAP) / (this.size + GAP))));

@@ -111,8 +111,10 @@ const handlers = {
     if (ordinal >= state.issued) state.issued = ordinal + 1;
     else state.requeued = Math.max(0, state.requeued - 1);
     const v = Number(event.v_traj);
-    put(state, { group: Number(event.group), ordinal, v, at: null, kind: "reserved", since: time, members: [null], finish: null });
-    fill(state, Number(event.group), event.at);
+    vacate(state, Number(event.group));
+    const group = Number(event.group);
+    put(state, { group, ordinal, v, at: null, kind: "reserved", since: time, members: [null], finish: null });
+    fill(state, group, event.at);
     change(state.workers, event.worker, { version: v });
     lease(state, event, time);
   },
@@ -328,9 +330,10 @@ export function buffers(state) {
     let occupied = 0;
     let reserved = 0;
     for (let slot = 1; slot <= slots; slot++) {
-      const number = state.slots.get(`${buffer}.${slot}`) ?? null;
-      cells.push(number);
-      if (number !== null) state.groups.get(number).kind === "occupied" ? occupied++ : reserved++;
+      const group = state.groups.get(state.slots.get(`${buffer}.${slot}`));
+      cells.push(group?.group ?? null);
+      if (group?.kind === "occupied") occupied += 1;
+      else if (group) reserved += 1;
     }
     const name = occupied >= need ? "READY" : occupied + reserved < slots ? "PENDING" : "STUCK";
     rows.push({ buffer, state: name, occupied, reserved, cells });
