@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 import tenacity
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from roq import _functions, _library
 from roq._connect import companions, connect_async
@@ -30,6 +30,7 @@ from roq._session import (
     translate,
     unanswered,
     wire,
+    without_load,
 )
 from roq.audit import Audit
 from roq.config import RunConfig
@@ -98,7 +99,10 @@ class AsyncScheduler:
             if LIBRARY_MISSING not in str(error):
                 raise
         if replace_library(loaded):
-            await self._redis.function_load(_library.source(), replace=True)
+            try:
+                await self._redis.function_load(_library.source(), replace=True)
+            except NoPermissionError:
+                without_load(loaded)
         self._checked = True
 
     async def _exchange(self, args: tuple[Any, ...]) -> Any:

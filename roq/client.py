@@ -28,6 +28,7 @@ from roq._session import (
     translate,
     unanswered,
     wire,
+    without_load,
 )
 from roq.audit import Audit
 from roq.config import RunConfig
@@ -125,7 +126,10 @@ class Scheduler:
             if LIBRARY_MISSING not in str(error):
                 raise
         if replace_library(loaded):
-            self._redis.function_load(_library.source(), replace=True)
+            try:
+                self._redis.function_load(_library.source(), replace=True)
+            except redis.exceptions.NoPermissionError:
+                without_load(loaded)
         self._checked = True
 
     def _exchange(self, args: tuple[Any, ...]) -> Any:

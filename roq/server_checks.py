@@ -14,8 +14,8 @@ from typing import Any, Literal
 from redis import exceptions
 from redis.cluster import RedisCluster
 
-from roq._connect import companions, connect, masked
-from roq.errors import ConfigError, ServerUnavailable, UnsuitableServer
+from roq._connect import companions, connect, masked, tls_trouble
+from roq.errors import ConfigError, NotAllowed, ServerUnavailable, UnsuitableServer
 
 __all__ = ["OLDEST", "check_server", "masked", "ping", "server_rss", "wait_for_server"]
 
@@ -69,12 +69,18 @@ def wait_for_server(url: str, timeout_s: float = 60.0, say: Callable[[str], None
                 client.ping()
         except exceptions.AuthenticationError as error:
             raise ConfigError(f"the server at {masked(url)} refuses the login: {error}") from None
+        except exceptions.NoPermissionError:  # it answers, and knows our user
+            return
         except exceptions.ResponseError as error:
             if "NOAUTH" in str(error) or "WRONGPASS" in str(error):
                 raise ConfigError(f"the server at {masked(url)} refuses the login: {error}") from None
             reason = str(error)
         except AWAY as error:
+            if why := tls_trouble(error):
+                raise ConfigError(f"no connection to the server at {masked(url)}: {why}") from None
             reason = str(error)
+        except exceptions.RedisError as error:
+            raise _no_redis(url, error) from None
         else:
             return
         waited = time.monotonic() - begun
@@ -102,8 +108,12 @@ def check_server(url: str) -> list[str]:
             policy = info.get("maxmemory_policy") or _setting(client, "maxmemory-policy")
         except AWAY as error:
             raise ServerUnavailable(f"{where} does not answer: {error}") from None
+        except exceptions.NoPermissionError as error:
+            raise NotAllowed(f"{where} does not let this user ask about it: {error}; allow it INFO") from None
+        except exceptions.RedisError as error:
+            raise _no_redis(url, error) from None
     kind = "valkey" if "valkey_version" in info else "redis"
-    version = str(info[f"{kind}_version"])
+    version = str(info.get(f"{kind}_version", "0"))
     number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if number < OLDEST[kind]:
         raise UnsuitableServer(
@@ -139,6 +149,14 @@ def server_rss(url: str) -> int | None:
             return int(client.info("memory")["used_memory_rss"])
         except (exceptions.RedisError, KeyError):
             return None
+
+
+def _no_redis(url: str, error: Exception) -> UnsuitableServer:
+    """What answers, but not as a server of the protocol."""
+    said = " ".join(str(error).split())[:200]
+    return UnsuitableServer(
+        f"what answers at {masked(url)} is no Redis or Valkey, or refuses to work: {said}; correct the URL"
+    )
 
 
 def _setting(client: Any, name: str) -> str | None:

@@ -10,7 +10,7 @@ import logging
 
 import click
 
-from roq.cli import _control, _history, _look, _metrics, _run
+from roq.cli import _admin, _control, _history, _look, _metrics, _run
 from roq.cli._common import EchoLog, Group
 
 __all__ = ["main"]
@@ -28,5 +28,12 @@ def main() -> None:
         log.addHandler(EchoLog())
 
 
-for command in (*_run.COMMANDS, *_look.COMMANDS, *_history.COMMANDS, *_metrics.COMMANDS, *_control.COMMANDS):
+for command in (
+    *_run.COMMANDS,
+    *_look.COMMANDS,
+    *_history.COMMANDS,
+    *_metrics.COMMANDS,
+    *_control.COMMANDS,
+    *_admin.COMMANDS,
+):
     main.add_command(command)
