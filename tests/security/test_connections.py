@@ -119,7 +119,8 @@ async def test_what_tls_refuses_is_told_at_once(tls: Tls, change: dict[str, str 
             await sched.status()
     with pytest.raises(ConfigError, match=said):
         wait_for_server(url, 60)
-    assert time.monotonic() - began < 5
+    # not at once: an end of the connection may overtake the server's word about a certificate
+    assert time.monotonic() - began < 30
 
 
 class Http(socketserver.StreamRequestHandler):

@@ -180,7 +180,8 @@ def test_the_library_issues_commands_by_name() -> None:
 def test_a_run_with_each_process_under_its_role(server: Server, acting_as: As) -> None:
     """Some thousand calls of all kinds, at random: no command of theirs is refused by the rules."""
     dice = random.Random(11)
-    acting_as("admin").create(CONFIG, weights="w0")
+    config = msgspec.structs.replace(CONFIG, post_process="some:function")
+    acting_as("admin").create(config, weights="w0")
     worker, trainer, operator, board = map(acting_as, ("worker", "trainer", "operator", "board"))
     server.redis.acl_log_reset()
     version, taken, steps = 0, False, 0
@@ -193,11 +194,17 @@ def test_a_run_with_each_process_under_its_role(server: Server, acting_as: As) -
                 held += worker.reserve(name, worker.pin(name).version, dice.randint(1, 6)).reservations
             case 3 | 4 | 5 | 6 if held:
                 claim = held.pop(dice.randrange(len(held)))
-                attempt(worker.complete, claim, trajectory(claim.v_traj, dice.choice([0.0, 1.0])))
+                if claim.member == 0:
+                    attempt(worker.finish, claim, keep=dice.random() < 0.9, reason="the dice")
+                    continue
+                done = attempt(worker.complete, claim, trajectory(claim.v_traj, dice.choice([0.0, 1.0])))
+                held += [done.finish] if done is not None and done.finish is not None else []
             case 7 if held:
                 claim = held.pop()
                 kept = Prefix([1, 2], [-0.1, -0.2], [(claim.v_traj, 2)])
-                if dice.random() < 0.5:
+                if claim.member == 0:
+                    kept = None
+                elif dice.random() < 0.5:
                     attempt(worker.save_prefix, claim, kept)
                 reason = dice.choice(["error", "detach"])
                 attempt(worker.release, claim, kept, reason, "the dice")
@@ -221,21 +228,27 @@ def test_a_run_with_each_process_under_its_role(server: Server, acting_as: As) -
                 operator.pause()
                 assert board.status().paused
                 operator.resume()
+                for letter in operator.dead()[:1]:
+                    operator.revive(letter.ordinal)
+                if turn % 7 == 0:
+                    attempt(operator.drain, name)
                 if turn % 5 == 0:
                     attempt(worker.leave, name)
             case _:
                 assert board.verify() == []
     assert steps >= 10
+    seen = {fields[b"event"] for _, fields in server.redis.xrange("roq:{test}:events")}
+    assert {b"filtered", b"dead", b"revived", b"requeued", b"expired", b"draining", b"worker_lost"} <= seen
     assert board.verify() == []
     assert board.audit().problems == []
     # redis-py names itself where it may
     assert {entry["object"] for entry in server.redis.acl_log()} <= {"client|setinfo"}
 
 
-def attempt(call: Callable[..., Any], *arguments: Any) -> None:
-    """Make a call that the protocol may refuse."""
+def attempt(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Make a call that the protocol may refuse; None when it did."""
     with suppress(Refused):
-        call(*arguments)
+        return call(*arguments, **named)
 
 
 def expire_some(server: Server, worker: Scheduler, name: str) -> None:
