@@ -35,6 +35,7 @@ from roq.checks import check_weights
 from roq.config import Job
 from roq.errors import ConfigError, RoqError
 from roq.jobs import read_job
+from roq.processes import unique_name
 from roq_trainer import _dist, checkpoint, data, logs, loss, metrics, model, step, weights
 from roq_trainer._cpu import megatron_device
 from roq_trainer.waiting import Order, Waiter
@@ -93,7 +94,7 @@ def train(url: str, run: str) -> None:
     if done and _dist.lead(partial(newest_is_lost, sched, done, weights_of(folder, done)), bool):
         log.warning("the files of the published version %d were lost; writing them again", done)
         weights.export(net, shape, source, weights_of(folder, done))
-    trainer = _dist.trainer_name()
+    trainer = unique_name()
     waiter = Waiter(sched, trainer, training, job.protocol.batch_size)
     if first:
         for left in (folder / "weights").glob(".tmp-*"):  # of a trainer that died while writing
