@@ -67,8 +67,8 @@ _READS = frozenset((
     "ZREVRANGEBYSCORE", "ZSCORE", "ZMSCORE", "ZRANK", "ZREVRANK",
 ))
 # Beside the library's: restoring a run, all of it or nothing (roq import).
-_RESTORES = ["HSET", "ZADD", "RPUSH", "XADD", "XSETID", "DEL", "UNLINK"]
-_ADMIN_ONLY = ["+function|load", "+function|list", "+multi", "+exec", "+discard"]
+_RESTORES = ["HSET", "ZADD", "RPUSH", "XADD", "DEL", "RENAME", "WATCH"]
+_ADMIN_ONLY = ["+function|load", "+function|list", "+multi", "+exec", "+discard", "+unwatch"]
 # fmt: on
 
 _PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]{0,63}")
@@ -116,6 +116,8 @@ def rules(role: str, runs: Sequence[str]) -> list[str]:
             words += _ADMIN_ONLY
         allowed = [name for name in NAMES if name not in _NEVER_WRITES[role]]
         keys = [keys_of(run)[name] for run in runs for name in allowed]
+        if role == "admin":
+            keys = _all_keys(runs)  # an import writes beside the run's keys first
         words.append(_selector([f"+{command.lower()}" for command in sorted(writes)], "~", keys))
     return words
 

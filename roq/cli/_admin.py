@@ -1,4 +1,4 @@
-"""Commands for who runs the server: acl."""
+"""Commands for who runs the server: acl, export, import."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from roq.acl import ROLES, acl_file, setuser_commands
-from roq.cli._common import notice
+from roq.backup import Backup, export_run, import_run, read_header
+from roq.cli._common import Target, as_json, echo_json, notice, target
+from roq.errors import RoqError
 
 __all__ = ["COMMANDS"]
 
@@ -64,4 +66,56 @@ def acl(
         click.echo(line)
 
 
-COMMANDS = (acl,)
+@click.command("export")
+@target
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The file to write, such as demo.roq; it must not exist.",
+)
+@as_json
+def export_(target: Target, out: Path, json_: bool) -> None:
+    """Back a run up into one file; the run may go on meanwhile.
+
+    The file holds all that Redis has of the run, in a form that any server takes. Weights and checkpoints
+    are files already: back them up beside it.
+    """
+    with target.scheduler():
+        done = export_run(target.url, target.run, out)
+    _tell(done, f"exported to {out}", json_)
+
+
+@click.command("import")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--redis", "url", required=True, envvar="ROQ_REDIS", show_envvar=True, help="URL of the server."
+)
+@click.option("--wait", default=60.0, show_default=True, help="Seconds to wait for a server that is away.")
+@as_json
+def import_(file: Path, url: str, wait: float, json_: bool) -> None:
+    """Restore a run from FILE, as roq export wrote it, under its own name. All of it, or nothing.
+
+    A run of this name that is there already is never touched. Workers and the trainer go on from where the
+    file was written; a trainer whose checkpoint is newer is told so.
+    """
+    run = read_header(file).run
+    with Target(url, run, wait).scheduler() as scheduler:
+        done = import_run(url, file)
+        problems = scheduler.verify()
+    _tell(done, f"imported from {file}", json_)
+    if problems:
+        raise RoqError(f"the run as imported breaks its invariants: {'; '.join(problems[:5])}")
+
+
+def _tell(done: Backup, what: str, json_: bool) -> None:
+    if json_:
+        echo_json(done)
+        return
+    click.echo(
+        f"run {done.run} at step {done.version} {what}: {done.trajectories} trajectories, "
+        f"{done.events} events, {done.bytes / 1e6:.1f} MB"
+    )
+
+
+COMMANDS = (acl, export_, import_)
