@@ -58,7 +58,8 @@ _NEVER_WRITES: dict[str, tuple[str, ...]] = {
 # fmt: off
 _ANYBODY = (
     "+ping", "+info", "+time", "+select", "+role", "+command", "+readonly", "+asking", "+acl|whoami",
-    "+client|setname", "+cluster|slots", "+cluster|shards", "+cluster|nodes", "+cluster|myid",
+    "+client|setname", "+latency|histogram", "+cluster|slots", "+cluster|shards", "+cluster|nodes",
+    "+cluster|myid",
 )
 _READS = frozenset((
     "EXISTS", "TYPE", "MEMORY|USAGE", "HGET", "HMGET", "HGETALL", "HKEYS", "HVALS", "HLEN", "HSTRLEN",
