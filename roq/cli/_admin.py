@@ -1,17 +1,23 @@
-"""Commands for who runs the server: acl, export, import."""
+"""Commands for who runs the server: acl, doctor, export, import."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from roq.acl import ROLES, acl_file, setuser_commands
 from roq.backup import Backup, export_run, import_run, read_header
 from roq.cli._common import Target, as_json, echo_json, notice, target
-from roq.errors import RoqError
+from roq.config import load_job
+from roq.doctor import Finding, examine
+from roq.errors import ConfigError, RoqError
+from roq.server import EmbeddedServer
 
 __all__ = ["COMMANDS"]
+
+SIGNS = {"ok": "✓", "warning": "!", "failed": "✗"}
 
 
 @click.command()
@@ -118,4 +124,45 @@ def _tell(done: Backup, what: str, json_: bool) -> None:
     )
 
 
-COMMANDS = (acl, export_, import_)
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path, dir_okay=False), required=False)
+@click.option("--redis", "url", envvar="ROQ_REDIS", show_envvar=True, help="URL of the server.")
+@click.option("--run", envvar="ROQ_RUN", show_envvar=True, help="Name of the run.")
+@as_json
+def doctor(config: Path | None, url: str | None, run: str | None, json_: bool) -> None:
+    """Check a deployment, before a run or while it goes on; exit code 1 if something must be mended.
+
+    Looks at the server (version, durability, eviction, memory, library, our role, clock), at the run and its
+    processes, and at the files that this host sees. ✓ good, ! mind it, ✗ mend it.
+    """
+
+    def given(name: str) -> bool:
+        return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+    job, asleep = None, None
+    if config is not None:
+        job = load_job(config)
+        run = run if given("run") else job.run.name
+        if not given("url"):
+            url, server = job.redis.url, EmbeddedServer(job.run.dir)
+            if url is None and server.folder.exists():
+                url, asleep = server.url, server
+    elif url is None:
+        raise ConfigError("check what? Give a job file, or --redis URL and, for a run, --run NAME")
+    findings: list[Finding] = []
+    woken = asleep is not None and asleep.start()
+    try:
+        for finding in examine(url, run, job):
+            findings.append(finding)
+            if not json_:
+                click.echo(f"{SIGNS[finding.state]} {finding.name:<12} {finding.text}")
+    finally:
+        if asleep is not None and woken:
+            asleep.stop()
+    if json_:
+        echo_json({"ok": not any(f.state == "failed" for f in findings), "findings": findings})
+    if any(finding.state == "failed" for finding in findings):
+        raise SystemExit(1)
+
+
+COMMANDS = (acl, export_, import_, doctor)
