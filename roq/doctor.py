@@ -21,6 +21,7 @@ from redis import exceptions
 
 from roq import _functions as f
 from roq import _library
+from roq._session import LIBRARY_MISSING
 from roq.acl import ROLES, role_functions
 from roq.checks import check_model, check_weights
 from roq.client import Scheduler
@@ -82,11 +83,16 @@ def examine(url: str | None, run: str | None, job: Job | None) -> Iterator[Findi
         with one_client(url) as client:
             info = _info(client)
             yield _version(url, info)
-            yield from _library_and_role(client)
+            loaded, allowed = _probe(client)
+            yield _library_line(loaded)
+            yield _role_line(client, allowed, loaded is not None)
             yield _durability(client, info)
             yield _eviction(client, info)
             yield _clock(client)
-        if run is not None:
+        if run is not None and loaded != _library.version():
+            # A client would load its own; that is not for one that only looks to decide.
+            yield _warn("run", f"{run} is not looked at: the server has not this client's library")
+        elif run is not None:
             with Scheduler(url, run, retry_s=REACH_S) as scheduler:
                 try:
                     status, job = scheduler.status(), job or _job_of(scheduler)
@@ -135,8 +141,11 @@ def _version(url: str, info: dict[str, Any]) -> Finding:
     return _ok("server", where)
 
 
-def _library_and_role(client: Any) -> Iterator[Finding]:
-    """Which functions our user may call: called without arguments they refuse, and change nothing."""
+def _probe(client: Any) -> tuple[str | None, set[str]]:
+    """The library's version, and the functions that our user may call.
+
+    Called without arguments they refuse, and change nothing.
+    """
     loaded: str | None = None
     allowed: set[str] = set()
     for function in f.FUNCTIONS:
@@ -146,14 +155,13 @@ def _library_and_role(client: Any) -> Iterator[Finding]:
         except exceptions.NoPermissionError:
             continue
         except exceptions.ResponseError as error:
-            if "unction not found" in str(error):
+            if LIBRARY_MISSING in str(error):
                 continue  # told by the library's own line
         else:
             if function is f.VERSION:
                 loaded = answer.decode() if isinstance(answer, bytes) else str(answer)
         allowed.add(function.name)
-    yield _library_line(loaded)
-    yield _role_line(client, allowed, loaded is not None)
+    return loaded, allowed
 
 
 def _library_line(loaded: str | None) -> Finding:

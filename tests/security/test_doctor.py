@@ -126,6 +126,10 @@ def test_what_is_wrong_with_a_run(server: Server, tmp_path: Path, monkeypatch: p
     def line(name: str) -> Finding:
         return found(server.url, "test")[name]
 
+    server.redis.function_flush("SYNC")
+    assert "has not this client's library" in line("run").text
+    assert server.redis.function_list() == [], "it is not for a look to load one"
+    server.redis.function_load(_library.source())
     assert "not created on this server yet" in line("run").text
     with Scheduler(server.url, "test") as sched:
         sched.create(CONFIG, weights="w")
@@ -170,6 +174,7 @@ def test_before_a_run(job: Job, folder: Path, durable: Server) -> None:  # noqa:
         assert answer["ok"] == (done.exit_code == 0)
         return done.exit_code, {line["name"]: line for line in answer["findings"]}
 
+    durable.redis.function_load(_library.source(), replace=True)
     code, lines = call()
     assert code == 0
     assert "not created on this server yet" in lines["run"]["text"]
