@@ -12,6 +12,9 @@ Restoring writes beside the run's keys and renames them into place in one transa
 nothing is.
 """
 
+# redis-py leaves the cluster's types open
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import hashlib

@@ -22,6 +22,7 @@ __all__ = [
     "check_engines",
     "check_function",
     "check_job",
+    "check_lengths",
     "check_logging",
     "check_model",
     "check_weights",
@@ -51,12 +52,27 @@ def check_engines() -> None:
 def check_job(job: Job, config_file: Path, *, engines_here: bool) -> None:
     """Check the model and the user's functions; ``engines_here``: workers will run on this machine."""
     length = job.data.max_prompt_tokens + job.rollout.max_tokens
+    check_lengths(job)
     check_model(job.model.path, engines_here=engines_here, max_model_len=length)
     check_function("reward.function", job.reward.function, config_file)
     if job.protocol.post_process is not None:
         check_function("protocol.post_process", job.protocol.post_process, config_file)
     if engines_here:
         check_logging(job.logging)
+
+
+def check_lengths(job: Job) -> None:
+    """Check that the trainer takes the longest sequences that the job allows.
+
+    Raises:
+        ConfigError: prompt and response may be longer than ``trainer.max_seq_tokens`` together.
+    """
+    longest = job.data.max_prompt_tokens + job.rollout.max_tokens
+    if longest > job.trainer.max_seq_tokens:
+        raise ConfigError(
+            f"trainer.max_seq_tokens = {job.trainer.max_seq_tokens} is less than data.max_prompt_tokens + "
+            f"rollout.max_tokens = {longest}; raise it, or lower those"
+        )
 
 
 def check_logging(logging: Logging) -> None:

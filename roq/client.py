@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 import redis
 import tenacity
+from redis.exceptions import NoPermissionError
 
 from roq import _functions, _library
 from roq._connect import check_url, companions, connect
@@ -128,7 +129,7 @@ class Scheduler:
         if replace_library(loaded):
             try:
                 self._redis.function_load(_library.source(), replace=True)
-            except redis.exceptions.NoPermissionError:
+            except NoPermissionError:
                 without_load(loaded)
         self._checked = True
 

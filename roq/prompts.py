@@ -12,9 +12,9 @@ import hashlib
 import importlib
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from roq.config import Data
 from roq.errors import ConfigError
@@ -120,10 +120,11 @@ def _from_file(data: Data, path: Path) -> list[Item]:
 
 def _deeper(value: Any, levels: int) -> bool:
     """Whether lists and objects are nested more than ``levels`` deep."""
-    if not isinstance(value, dict | list):
+    if isinstance(value, dict):
+        value = list(cast("dict[str, Any]", value).values())
+    if not isinstance(value, list):
         return False
-    inner: Iterable[Any] = value.values() if isinstance(value, dict) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return levels == 0 or any(_deeper(one, levels - 1) for one in inner)
+    return levels == 0 or any(_deeper(one, levels - 1) for one in cast("list[Any]", value))
 
 
 def _missing(field: str, row: Item) -> str:

@@ -80,6 +80,11 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Path], None], str]] = {
     "model broken off": ({}, broken_off, "copy or download it again"),
     "model with a shard missing": ({}, missing_shard, "model-00001-of-00002.safetensors"),
     "model without a configuration": ({}, no_model, "has no config.json"),
+    "sequences longer than the trainer takes": (
+        {"rollout__max_tokens": 5000},
+        nothing,
+        "trainer.max_seq_tokens = 2048 is less than",
+    ),
     "model without a tokenizer": ({}, no_tokenizer, "the model folder has no tokenizer"),
     "NUL in a path": ({"model__path": "./a\0b"}, nothing, "model.path = './a\\x00b' cannot be a path"),
     "prompt line nested too deeply": ({}, deep_line, "prompts.jsonl, line 9: nested more than 64 deep"),

@@ -213,7 +213,7 @@ async def test_the_same_of_the_asynchronous_client(server: Server, tmp_path: Pat
 def test_rules_of_another_version_of_roq(server: Server, acting_as: As) -> None:
     """A command inside a function that the rules lack: told as such."""
     acting_as("admin").create(CONFIG)
-    words = [word.replace("+zadd ", "") for word in rules("worker", ["test"])]
+    words = [re.sub(r"\+zadd ", "", word) for word in rules("worker", ["test"])]
     server.redis.execute_command("ACL", "SETUSER", "roq-worker", "reset", ">pw", *words)
     scheduler = Scheduler(f"{server.url}?username=roq-worker&password=pw", "test")
     with scheduler, pytest.raises(NotAllowed, match="another version of roq, make them anew with roq acl"):
@@ -299,3 +299,19 @@ def test_bad_arguments(arguments: tuple[str, ...], tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "Traceback" not in done.output
     assert not (tmp_path / "secrets").exists()
+
+
+def test_an_upgrade_under_a_live_run(server: Server, acting_as: As) -> None:
+    """The library is replaced while claims are held; old and new clients of one revision work side by side."""
+    acting_as("admin").create(CONFIG, weights="w")
+    old = acting_as("worker")
+    claims = old.reserve("w0", 0, 2).reservations
+    ours, newer = _library.version(), f"{_library.REVISION} 0123456789ab"
+    server.redis.function_load(_library.source().replace(f'"{ours}"', f'"{newer}"'), replace=True)
+    assert old.complete(claims[0], trajectory()).status == "occupied"
+    started_later = acting_as("worker")
+    assert started_later.complete(claims[1], trajectory()).status == "occupied"
+    assert server.redis.fcall_ro("roq_version", 0).decode() == newer, "no worker puts its own library back"
+    acting_as("admin").status()
+    assert server.redis.fcall_ro("roq_version", 0).decode() == ours, "whoever may load replaces another digest"
+    assert acting_as("board").verify() == []

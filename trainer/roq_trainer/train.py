@@ -31,7 +31,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from roq import Scheduler
-from roq.checks import check_weights
+from roq.checks import check_lengths, check_weights
 from roq.config import Job
 from roq.errors import ConfigError, RoqError
 from roq.jobs import read_job
@@ -255,20 +255,6 @@ def newest_is_lost(sched: Scheduler, done: int, target: Path) -> bool:
     except ConfigError:
         return True
     return False
-
-
-def check_lengths(job: Job) -> None:
-    """Refuse a job whose longest sequences the trainer would have to refuse later.
-
-    Raises:
-        ConfigError: prompt and response may be longer than ``trainer.max_seq_tokens`` together.
-    """
-    longest = job.data.max_prompt_tokens + job.rollout.max_tokens
-    if longest > job.trainer.max_seq_tokens:
-        raise ConfigError(
-            f"trainer.max_seq_tokens = {job.trainer.max_seq_tokens} is less than data.max_prompt_tokens + "
-            f"rollout.max_tokens = {longest}; raise it, or lower those"
-        )
 
 
 def discard_old_weights(sched: Scheduler, trainer: str, keep: int, folder: Path) -> None:
