@@ -5,13 +5,23 @@
   ``service`` now.
 - ``redis+cluster://[user:password@]host[:6379],host…``: a cluster; all keys of a run are in one slot.
 
-Append ``s`` to ``redis`` for TLS. Retrying is the caller's: the clients made here never retry.
+Append ``s`` to ``redis`` for TLS. Any of them takes these query parameters:
+
+- ``username``, ``password_file``: the login; the file holds the password and nothing else.
+- ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``: PEM files: whom to trust, and who we are.
+- ``ssl_check_hostname``: ``false`` when the server's certificate names another host.
+- ``sentinel_username``, ``sentinel_password_file``: the login at the Sentinels themselves.
+
+Retrying is the caller's: the clients made here never retry.
 """
 
 from __future__ import annotations
 
+import re
+import ssl
+from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import msgspec
 import redis
@@ -26,30 +36,66 @@ from redis.backoff import NoBackoff
 
 from roq.errors import ConfigError
 
-__all__ = ["check_url", "companions", "connect", "connect_async", "masked"]
+__all__ = ["check_url", "companions", "connect", "connect_async", "masked", "tls_trouble"]
 
 SOCKET_TIMEOUT_S = 5.0
 _TIMEOUTS: dict[str, Any] = {
     "socket_timeout": SOCKET_TIMEOUT_S,
     "socket_connect_timeout": SOCKET_TIMEOUT_S,
 }
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "password_file", "sentinel_password_file")
+_PARAMETERS = ("username", "sentinel_username", "ssl_check_hostname", *_FILES)
+# What of a failed handshake does not pass by itself; other ends of a TLS connection do.
+_TLS_TROUBLE = {
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted; give the CA that signed it as ssl_ca_certs",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS on this port; use redis:// or its TLS port",
+    "CERTIFICATE_REQUIRED": "it asks for a certificate of ours; give ssl_certfile and ssl_keyfile",
+    "UNKNOWN_CA": "it does not trust our certificate; give one signed by its own CA as ssl_certfile",
+}
 
 
 class _Target(msgspec.Struct, frozen=True):
-    kind: str  # "sentinel" or "cluster"
+    """Where a URL points.
+
+    Attributes:
+        kind: "single", "sentinel" or "cluster".
+        url: of a single server, without the parameters that became options.
+        hosts, service: of Sentinels or of a cluster.
+        options: redis-py's, for the connection that commands go through.
+        sentinel_options: those for the Sentinels themselves.
+    """
+
+    kind: str
+    url: str
     hosts: list[tuple[str, int]]
     service: str
     options: dict[str, Any]
+    sentinel_options: dict[str, Any]
 
 
-def _parse(url: str) -> _Target | None:
-    """The parts of a Sentinel or cluster URL; None for one that redis-py understands by itself."""
-    scheme, _, kind = url.partition("://")[0].partition("+")
+def _parse(url: str) -> _Target:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _unlike(url, "it cannot be taken apart; percent-encode special characters") from None
+    if "\0" in unquote(url):
+        raise _unlike(url, "it holds a NUL character")
+    given: dict[str, str] = {}
+    others: list[tuple[str, str]] = []
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name in _PARAMETERS:
+            given[name] = value
+        else:
+            others.append((name, value))
+    scheme, _, kind = parts.scheme.partition("+")
+    options, sentinel_options = _options(url, given, tls=scheme == "rediss")
     if not kind:
-        return None
+        bare = url.partition("?")[0] + (f"?{urlencode(others)}" if others else "")
+        return _Target("single", bare, [], "", options, {})
     if scheme not in ("redis", "rediss") or kind not in ("sentinel", "cluster"):
-        raise ConfigError(f"{masked(url)!r} is not a Redis URL: use redis+sentinel://… or redis+cluster://…")
-    parts = urlsplit(url)
+        raise _unlike(url, "use redis+sentinel://… or redis+cluster://…")
+    if others:
+        raise _unlike(url, f"unknown parameter {others[0][0]!r}; there are {', '.join(_PARAMETERS)}")
     account, _, hosts = parts.netloc.rpartition("@")
     user, _, password = account.partition(":")
     path = parts.path.strip("/").split("/")
@@ -59,28 +105,84 @@ def _parse(url: str) -> _Target | None:
         nodes = [(host, int(port or default)) for host, _, port in pairs]
         db = int(path[1]) if len(path) > 1 else 0
     except ValueError:
-        raise ConfigError(f"{masked(url)!r} is not a Redis URL: ports and the database are numbers") from None
+        raise _unlike(url, "ports and the database are numbers") from None
     if not all(host for host, _ in nodes) or (kind == "sentinel" and not path[0]):
-        raise ConfigError(f"{masked(url)!r} is not a Redis URL: it lacks a host or, for Sentinel, /service")
-    options: dict[str, Any] = {
-        "username": unquote(user) or None,
-        "password": unquote(password) or None,
-        "ssl": scheme == "rediss",
-    }
+        raise _unlike(url, "it lacks a host or, for Sentinel, /service")
+    login = {"username": unquote(user) or None, "password": unquote(password) or None}
+    options = login | {"ssl": scheme == "rediss"} | options
     if kind == "sentinel":
         options["db"] = db
-    return _Target(kind, nodes, path[0], options)
+    return _Target(kind, "", nodes, path[0], options, sentinel_options)
+
+
+def _options(url: str, given: dict[str, str], *, tls: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """redis-py's options for our query parameters: the server's, the Sentinels'."""
+    for name in _FILES:
+        if name in given and not Path(given[name]).is_file():
+            raise ConfigError(f"{name} = {given[name]!r} of the server's URL is no file; mend the path")
+    shared: dict[str, Any] = {name: value for name, value in given.items() if name.startswith("ssl_")}
+    if shared and not tls:
+        raise _unlike(url, f"{next(iter(shared))} is for TLS; begin the URL with rediss")
+    if "ssl_check_hostname" in shared:
+        if shared["ssl_check_hostname"] not in ("true", "false"):
+            raise _unlike(url, "ssl_check_hostname is true or false")
+        shared["ssl_check_hostname"] = shared["ssl_check_hostname"] == "true"
+    if "ssl_ca_certs" in shared or "ssl_certfile" in shared:
+        _check_certificates(shared)
+    options, sentinel = dict(shared), dict(shared) | ({"ssl": True} if tls else {})
+    for out, prefix in ((options, ""), (sentinel, "sentinel_")):
+        if f"{prefix}username" in given:
+            out["username"] = given[f"{prefix}username"]
+        if f"{prefix}password_file" in given:
+            out["password"] = _secret(Path(given[f"{prefix}password_file"]))
+    return options, sentinel
+
+
+def _secret(path: Path) -> str:
+    try:
+        secret = path.read_text(encoding="utf-8").strip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        kind = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"the password file {path} cannot be read: {kind}") from None
+    if not secret:
+        raise ConfigError(f"the password file {path} is empty; write the password into it")
+    return secret
+
+
+def _check_certificates(files: dict[str, Any]) -> None:
+    """Find unreadable PEM files now: redis-py would report them as a server that is away."""
+    context = ssl.create_default_context()
+    name = ""
+    try:
+        if "ssl_ca_certs" in files:
+            name = "ssl_ca_certs"
+            context.load_verify_locations(files[name])
+        if "ssl_certfile" in files:
+            name = "ssl_certfile"
+            context.load_cert_chain(files[name], files.get("ssl_keyfile"))
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(f"{name} = {files[name]!r} of the server's URL cannot be used: {error}") from None
+
+
+def _unlike(url: str, why: str) -> ConfigError:
+    return ConfigError(f"{masked(url)!r} is not a Redis URL: {why}")
 
 
 def _single(kind: Any, url: str, options: dict[str, Any]) -> Any:
     """A client of one server, its URL's options checked; replies stay bytes whatever the URL says."""
+    target = _parse(url)
     try:
-        client = kind.from_url(url, **options)
+        client = kind.from_url(target.url, **options, **target.options)
         pool = client.connection_pool
         pool.connection_kwargs["decode_responses"] = options.get("decode_responses", False)
         pool.connection_class(**pool.connection_kwargs)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{masked(url)!r} is not a Redis URL: {error}") from None
+    except TypeError as error:
+        raise _unlike(url, str(error)) from None
+    except ValueError as error:
+        if masked(url) == url:
+            raise _unlike(url, str(error)) from None
+        # A password with a special character may stand in the error's text, as a "port".
+        raise _unlike(url, "percent-encode its password's special characters, or use password_file") from None
     return client
 
 
@@ -88,9 +190,9 @@ def check_url(url: str) -> None:
     """Refuse a URL that cannot be understood, without connecting.
 
     Raises:
-        ConfigError: the URL cannot be understood.
+        ConfigError: the URL cannot be understood, or a file that it names cannot be used.
     """
-    if _parse(url) is None:
+    if _parse(url).kind == "single":
         connect(url)
 
 
@@ -98,14 +200,14 @@ def connect(url: str, **options: Any) -> Any:
     """A synchronous client; ``options`` are redis-py's.
 
     Raises:
-        ConfigError: the URL cannot be understood.
+        ConfigError: the URL cannot be understood, or a file that it names cannot be used.
     """
     options = {"retry": redis.retry.Retry(NoBackoff(), 0)} | _TIMEOUTS | options
     target = _parse(url)
-    if target is None:
+    if target.kind == "single":
         return _single(redis.Redis, url, options)
     if target.kind == "sentinel":
-        sentinel = redis.sentinel.Sentinel(target.hosts, sentinel_kwargs=_TIMEOUTS)
+        sentinel = redis.sentinel.Sentinel(target.hosts, sentinel_kwargs=_TIMEOUTS | target.sentinel_options)
         return sentinel.master_for(  # pyright: ignore[reportUnknownMemberType]
             target.service, **target.options, **options
         )
@@ -117,14 +219,16 @@ def connect_async(url: str) -> Any:
     """An asynchronous client; it connects when first used.
 
     Raises:
-        ConfigError: the URL cannot be understood.
+        ConfigError: the URL cannot be understood, or a file that it names cannot be used.
     """
     once = redis.asyncio.retry.Retry(NoBackoff(), 0)
     target = _parse(url)
-    if target is None:
+    if target.kind == "single":
         return _single(redis.asyncio.Redis, url, {"retry": once} | _TIMEOUTS)
     if target.kind == "sentinel":
-        sentinel = redis.asyncio.sentinel.Sentinel(target.hosts, sentinel_kwargs=_TIMEOUTS, **_TIMEOUTS)
+        sentinel = redis.asyncio.sentinel.Sentinel(
+            target.hosts, sentinel_kwargs=_TIMEOUTS | target.sentinel_options, **_TIMEOUTS
+        )
         return sentinel.master_for(  # pyright: ignore[reportUnknownMemberType]
             target.service, retry=once, **target.options
         )
@@ -138,13 +242,13 @@ def companions(client: Any) -> list[Any]:
     return [] if manager is None else manager.sentinels
 
 
+def tls_trouble(error: BaseException) -> str | None:
+    """Why a TLS handshake can never succeed; None for any other error."""
+    text = str(error)
+    return next((why for code, why in _TLS_TROUBLE.items() if code in text), None)
+
+
 def masked(url: str) -> str:
-    """The URL without its password, for messages."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url
-    if parts.password is None:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+    """The URL without its passwords, for messages; also of one that cannot be taken apart."""
+    url = re.sub(r"^([^:/?#]+://[^:@/?#]*):.*@", r"\1:***@", url, flags=re.DOTALL)
+    return re.sub(r"([?&](?:\w*_)?password=)[^&#]*", r"\1***", url)

@@ -1,37 +1,38 @@
-"""The keys of a run, in the order in which every function of the library takes them."""
+"""The keys of a run and their types, in the order in which every function of the library takes them."""
 
 from __future__ import annotations
 
-__all__ = ["NAMES", "keys_of"]
+__all__ = ["KINDS", "NAMES", "keys_of"]
 
 # lua/lib/context.lua says what each holds; tests/protocol/test_contract.py holds the two lists together.
-NAMES = (
-    "config",
-    "state",
-    "slots",
-    "groups",
-    "reserved",
-    "occupied",
-    "reserved_by_version",
-    "payloads",
-    "prefixes",
-    "claims",
-    "pending",
-    "workers",
-    "heartbeats",
-    "pins",
-    "cancelled",
-    "departed",
-    "requeued",
-    "dead",
-    "batches",
-    "weights",
-    "replies",
-    "clients",
-    "events",
-    "signals",
-    "ready",
-)
+KINDS = {
+    "config": "hash",
+    "state": "hash",
+    "slots": "hash",
+    "groups": "hash",
+    "reserved": "zset",
+    "occupied": "zset",
+    "reserved_by_version": "zset",
+    "payloads": "hash",
+    "prefixes": "hash",
+    "claims": "zset",
+    "pending": "zset",
+    "workers": "hash",
+    "heartbeats": "zset",
+    "pins": "hash",
+    "cancelled": "zset",
+    "departed": "zset",
+    "requeued": "list",
+    "dead": "hash",
+    "batches": "hash",
+    "weights": "hash",
+    "replies": "hash",
+    "clients": "zset",
+    "events": "stream",
+    "signals": "stream",
+    "ready": "stream",
+}
+NAMES = tuple(KINDS)
 
 
 def keys_of(run: str) -> dict[str, str]:

@@ -18,8 +18,17 @@ from roq import _functions as f
 from roq._keys import keys_of
 from roq._verify import Snapshot, broken_invariants
 from roq.audit import Audit, audit_events
-from roq.config import RunConfig
-from roq.errors import ConfigError, Fenced, InvalidTrajectory, Refused, StateLost, UnknownRun, refusal
+from roq.config import RUN_NAME, RunConfig
+from roq.errors import (
+    ConfigError,
+    Fenced,
+    Invalid,
+    InvalidTrajectory,
+    Refused,
+    StateLost,
+    UnknownRun,
+    refusal,
+)
 from roq.history import BEGINNING, Event, gap, id_order
 from roq.trajectory import Prefix, Trajectory
 from roq.types import (
@@ -48,6 +57,10 @@ _PAGE = 1000  # events read with one command
 _NEWEST = 20  # pages looked through for the newest event of a kind
 _TOGETHER = 32  # calls sent together
 _REASON = 2000  # characters of a reason or an error
+_INFO = 16 << 10  # bytes of what a worker says of itself with every heartbeat
+_METRICS = 4 << 10  # bytes of a step's figures, as in lua/functions/publish.lua
+_SETTINGS = 1 << 20  # bytes of a run's configuration
+_LOCATION = 4096  # characters of where weights are
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -130,7 +143,25 @@ class _Retired(msgspec.Struct):
 
 
 def _call(function: f.Function, *values: object) -> Call:
-    return Call(function, tuple(v if isinstance(v, bytes) else _text(v) for v in values))
+    return Call(function, tuple(v if isinstance(v, bytes) else _encoded(_text(v)) for v in values))
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # a path with bytes that are no text, say
+        raise Invalid(f"{text[:80]!a} cannot be stored: it is not text") from None
+
+
+def _json(what: str, value: object, most: int) -> str:
+    """A caller's object as JSON of at most ``most`` bytes, which are held in Redis."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Invalid(f"{what} cannot be written as JSON: {error}") from None
+    if len(text) > most:
+        raise Invalid(f"{len(text)} bytes of {what} are more than {most}; leave something out")
+    return text
 
 
 def _completion(claim: Reservation, payload: Trajectory) -> Call:
@@ -224,6 +255,8 @@ class Operations:
     """The operations on one run."""
 
     def __init__(self, run: str) -> None:
+        if not RUN_NAME.fullmatch(run):  # it becomes part of every key
+            raise ConfigError(f"run = {run[:80]!r} must be letters, digits, '.', '_' or '-', at most 64")
         self.run = run
         self.keys = keys_of(run)
         self.packed_keys = [key.encode() for key in self.keys.values()]  # they go out with every call
@@ -241,7 +274,8 @@ class Operations:
             if "." not in name or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigError(f"setting {name!r} must have a dot in its name and text as its value")
         fields = config_fields(config.checked()) | dict(settings or {})
-        reply = yield from self._ask(f.CREATE, _Created, json.dumps(fields, sort_keys=True), weights or "")
+        ordered = dict(sorted(fields.items()))
+        reply = yield from self._ask(f.CREATE, _Created, _json("settings", ordered, _SETTINGS), weights or "")
         return reply.created
 
     def _fields(self) -> Operation[dict[str, str]]:
@@ -443,7 +477,7 @@ class Operations:
     def renew(
         self, worker: str, version: int | None, info: Mapping[str, object] | None, acknowledged: int
     ) -> Operation[Renewal]:
-        about = "" if info is None else json.dumps(info)
+        about = "" if info is None else _json("info", info, _INFO)
         return self._ask(f.RENEW, Renewal, worker, "" if version is None else version, about, acknowledged)
 
     def drain(self, worker: str, reason: str) -> Operation[int]:
@@ -515,7 +549,9 @@ class Operations:
     def publish(
         self, version: int, weights: str, trainer: str, metrics: Mapping[str, float] | None
     ) -> Operation[None]:
-        figures = "" if metrics is None else json.dumps(metrics)
+        figures = "" if metrics is None else _json("metrics", metrics, _METRICS)
+        if len(weights) > _LOCATION or "\0" in weights:
+            raise Invalid(f"weights = {weights[:80]!r} must be at most {_LOCATION} characters without NUL")
         yield from self._ask(f.PUBLISH, dict, trainer, version, weights, figures)
 
     def checkpointed(self, version: int, trainer: str) -> Operation[None]:

@@ -16,9 +16,17 @@ import tenacity
 from redis import exceptions as rx
 
 from roq import _library
-from roq._connect import masked
+from roq._connect import masked, tls_trouble
 from roq._operations import Call, Command, Operations
-from roq.errors import CODES, ConfigError, RoqError, ServerUnavailable, UnsuitableServer, refusal
+from roq.errors import (
+    CODES,
+    ConfigError,
+    NotAllowed,
+    RoqError,
+    ServerUnavailable,
+    UnsuitableServer,
+    refusal,
+)
 
 __all__ = [
     "BLOCK_S",
@@ -35,6 +43,7 @@ __all__ = [
     "translate",
     "unanswered",
     "wire",
+    "without_load",
 ]
 
 log = logging.getLogger("roq")
@@ -59,6 +68,9 @@ _TRANSIENT = (
 _TRANSIENT_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "LOADING ", "OOM ")
 FAILURES = (rx.RedisError, rx.RedisClusterException)  # the latter is no RedisError
 LIBRARY_MISSING = "unction not found"  # the start of this text differs between servers
+# A command inside a function that the caller's own rules forbid: Redis, Valkey.
+_INNER_REFUSALS = ("The user executing the script can't", "ACL failure in script")
+_LOAD_IT = "run `roq library | redis-cli -x FUNCTION LOAD REPLACE` (or any roq command) as an administrator"
 
 
 class Stats:
@@ -192,7 +204,7 @@ def unanswered(answers: list[Any]) -> Exception | None:
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed later."""
-    if isinstance(error, rx.AuthenticationError | rx.AuthorizationError):
+    if isinstance(error, rx.AuthenticationError | rx.AuthorizationError) or tls_trouble(error):
         return False
     return isinstance(error, _TRANSIENT) or str(error).startswith(_TRANSIENT_CODES)
 
@@ -203,12 +215,25 @@ def translate(error: Exception, url: str) -> RoqError:
     message = str(error)
     if message.partition(" ")[0] in CODES:
         return refusal(message)
+    if why := tls_trouble(error):
+        return ConfigError(f"no connection to Redis at {url}: {why}")
     if is_transient(error):
         return ServerUnavailable(f"Redis at {url} stayed out of reach: {message}")
-    if isinstance(error, rx.AuthenticationError | rx.NoPermissionError | rx.AuthorizationError):
-        return ConfigError(
-            f"Redis at {url} refused the login or the command: {message}; check the URL's user"
+    if isinstance(error, rx.NoPermissionError):
+        return NotAllowed(
+            f"the user of Redis at {url} may not do this: {message}; use a user whose role may (roq acl)"
         )
+    if any(text in message for text in _INNER_REFUSALS):
+        return NotAllowed(
+            f"the user of Redis at {url} may call this function but not all that it does: {message}; its "
+            "rules are of another version of roq, make them anew with roq acl"
+        )
+    if isinstance(error, rx.AuthenticationError | rx.AuthorizationError):
+        return ConfigError(
+            f"Redis at {url} refused the login: {message}; correct the URL's user or its password"
+        )
+    if LIBRARY_MISSING in message:
+        return UnsuitableServer(f"the roq library of Redis at {url} lacks what this client calls; {_LOAD_IT}")
     return RoqError(f"Redis at {url} failed: {message}")
 
 
@@ -260,6 +285,25 @@ def replace_library(loaded: str | None) -> bool:
             f"the server has roq library {loaded}, this client has {_library.version()}; upgrade the client"
         )
     return older is True
+
+
+def without_load(loaded: str | None) -> None:
+    """Go on, if that can work, with what the server has: our user may not load the library.
+
+    Raises:
+        UnsuitableServer: the server has no library, or one too old for this client.
+    """
+    ours = _library.version()
+    if loaded is None:
+        raise UnsuitableServer(f"the server has no roq library, and this user may not load it; {_LOAD_IT}")
+    if loaded.split(maxsplit=1)[0] != ours.split(maxsplit=1)[0]:
+        raise UnsuitableServer(
+            f"the server has roq library {loaded}, this client needs {ours}, and this user may not load it; "
+            f"{_LOAD_IT} of this client's version"
+        )
+    log.warning(
+        "the server has roq library %s, this client %s: of one revision, so they work together", loaded, ours
+    )
 
 
 def check_version(info: dict[str, Any]) -> None:

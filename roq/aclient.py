@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 import tenacity
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from roq import _functions, _library
 from roq._connect import companions, connect_async
@@ -30,10 +30,11 @@ from roq._session import (
     translate,
     unanswered,
     wire,
+    without_load,
 )
 from roq.audit import Audit
 from roq.config import RunConfig
-from roq.errors import Refused
+from roq.errors import Refused, RoqError
 from roq.history import BEGINNING, Event
 from roq.trajectory import Prefix, Trajectory
 from roq.types import (
@@ -58,7 +59,10 @@ T = TypeVar("T")
 
 
 class AsyncScheduler:
-    """A run on a Redis server, for asyncio. Arguments, results and errors are those of ``Scheduler``."""
+    """A run on a Redis server, for asyncio. Arguments, results and errors are those of ``Scheduler``.
+
+    It belongs to the event loop in which it is first used, until ``aclose``.
+    """
 
     def __init__(self, url: str, run: str, *, retry_s: float | None = 60.0) -> None:
         self.url = url
@@ -66,17 +70,33 @@ class AsyncScheduler:
         self.stats = Stats()
         self._operations = Operations(run)
         self._lanes = Lanes()
-        self._concurrency = asyncio.Semaphore(LANES)
-        self._batching = asyncio.Lock()
         self._policy = lambda: retry_policy(url, retry_s)
         self._acknowledged: dict[str, int] = {}
         self._checked = False
         self._redis: Any = connect_async(url)
+        self._belong_to(None)
+
+    def _belong_to(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._loop = loop
+        self._concurrency = asyncio.Semaphore(LANES)
+        self._batching = asyncio.Lock()
+
+    def _check_loop(self) -> None:
+        """Connections belong to the event loop that they were made in."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._belong_to(loop)
+        elif self._loop is not loop:
+            raise RoqError(
+                "this AsyncScheduler was used in another event loop, and its connections belong to that one; "
+                "make one inside each asyncio.run, or await aclose() at the end of the first"
+            )
 
     async def aclose(self) -> None:
-        """Close the connections. Nothing on the server changes."""
+        """Close the connections. Nothing on the server changes; a later call connects anew."""
         for client in (self._redis, *companions(self._redis)):
             await client.aclose()
+        self._belong_to(None)
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,7 +118,10 @@ class AsyncScheduler:
             if LIBRARY_MISSING not in str(error):
                 raise
         if replace_library(loaded):
-            await self._redis.function_load(_library.source(), replace=True)
+            try:
+                await self._redis.function_load(_library.source(), replace=True)
+            except NoPermissionError:
+                without_load(loaded)
         self._checked = True
 
     async def _exchange(self, args: tuple[Any, ...]) -> Any:
@@ -127,6 +150,7 @@ class AsyncScheduler:
 
     async def _persist(self, exchange: Callable[[Any], Awaitable[T]], what: Any) -> T:
         """Exchange, and again while the failure is one that passes."""
+        self._check_loop()
         try:
             return await exchange(what)
         except FAILURES as error:
@@ -135,6 +159,7 @@ class AsyncScheduler:
         return await tenacity.AsyncRetrying(**self._policy())(exchange, what)
 
     async def _send(self, command: Call | Many | Command) -> Any:
+        self._check_loop()  # before the semaphore, which belongs to a loop too
         if isinstance(command, Many):
             async with self._batching:
                 with self._lanes.hold(len(command.calls)) as requests:

@@ -22,6 +22,7 @@ __all__ = [
     "check_engines",
     "check_function",
     "check_job",
+    "check_lengths",
     "check_logging",
     "check_model",
     "check_weights",
@@ -31,6 +32,8 @@ __all__ = [
 # vLLM 0.32: CPUAttentionBackend.get_supported_head_sizes
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+LONGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
 REWARD_IMPORT_S = 120.0
 
 
@@ -48,12 +51,28 @@ def check_engines() -> None:
 
 def check_job(job: Job, config_file: Path, *, engines_here: bool) -> None:
     """Check the model and the user's functions; ``engines_here``: workers will run on this machine."""
-    check_model(job.model.path, engines_here=engines_here)
+    length = job.data.max_prompt_tokens + job.rollout.max_tokens
+    check_lengths(job)
+    check_model(job.model.path, engines_here=engines_here, max_model_len=length)
     check_function("reward.function", job.reward.function, config_file)
     if job.protocol.post_process is not None:
         check_function("protocol.post_process", job.protocol.post_process, config_file)
     if engines_here:
         check_logging(job.logging)
+
+
+def check_lengths(job: Job) -> None:
+    """Check that the trainer takes the longest sequences that the job allows.
+
+    Raises:
+        ConfigError: prompt and response may be longer than ``trainer.max_seq_tokens`` together.
+    """
+    longest = job.data.max_prompt_tokens + job.rollout.max_tokens
+    if longest > job.trainer.max_seq_tokens:
+        raise ConfigError(
+            f"trainer.max_seq_tokens = {job.trainer.max_seq_tokens} is less than data.max_prompt_tokens + "
+            f"rollout.max_tokens = {longest}; raise it, or lower those"
+        )
 
 
 def check_logging(logging: Logging) -> None:
@@ -67,10 +86,14 @@ def check_logging(logging: Logging) -> None:
 # ---- model ---------------------------------------------------------------------------------------
 
 
-def check_model(path: str, *, engines_here: bool) -> None:
-    """Check that a model folder holds a configuration, whole weights and a head size that vLLM supports.
+def check_model(path: str, *, engines_here: bool, max_model_len: int) -> None:
+    """Check that a model folder holds a configuration, whole weights and a tokenizer that suit the job.
 
     A name on the Hugging Face hub passes: the engines fetch it.
+
+    Args:
+        path: the folder. engines_here: vLLM will run on this machine, so it must support the head size.
+        max_model_len: longest prompt + response, in tokens; the model must have as many positions.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -79,8 +102,20 @@ def check_model(path: str, *, engines_here: bool) -> None:
         raise ConfigError(f"model.path = {path!r} is not a folder; name a folder with a model, or a hub name")
     config = _read_json(folder / "config.json")
     check_weights(folder)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ConfigError(f"{folder}: the model folder has no tokenizer; save one beside the weights")
+    text = config.get("text_config", config)
+    if not isinstance(text, dict):
+        raise ConfigError(f"{folder / 'config.json'}: text_config must be an object")
+    text = cast("dict[str, Any]", text)
+    positions = _number(folder, text, "max_position_embeddings")
+    if positions is not None and positions < max_model_len:
+        raise ConfigError(
+            f"data.max_prompt_tokens + rollout.max_tokens = {max_model_len} is more than the "
+            f"{positions} positions of the model in {folder}"
+        )
     if engines_here and not Path("/proc/driver/nvidia").exists():
-        _check_head_size(folder, config)
+        _check_head_size(folder, text)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -88,7 +123,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path.parent}: the model folder has no {path.name}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: must hold a JSON object")
@@ -99,7 +134,7 @@ def check_weights(folder: Path) -> None:
     """Check that all of a Hugging Face folder's weights files are there and whole."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+        names = _shards(index)
         missing = [name for name in names if not (folder / name).is_file()]
         if missing or not names:
             raise ConfigError(
@@ -115,20 +150,40 @@ def check_weights(folder: Path) -> None:
         _check_safetensors(folder / name)
 
 
+def _shards(index: Path) -> list[str]:
+    """The files that an index names, all of them beside it."""
+    shards = _read_json(index).get("weight_map", {})
+    names: list[Any] = list(cast("dict[str, Any]", shards).values()) if isinstance(shards, dict) else [None]
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+\.safetensors", name):
+            raise ConfigError(
+                f"{index}: weight_map must name *.safetensors files beside it, not {str(name)[:80]!r}; "
+                "copy or download it again"
+            )
+    return sorted(set(names))
+
+
+def _number(folder: Path, config: dict[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise ConfigError(f"{folder / 'config.json'}: {key} must be a positive whole number, not {value!r}")
+    return value
+
+
 def _check_safetensors(path: Path) -> None:
     """Hold the file's length against its header: a download or copy that broke off is found here."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if length > size - 8:
+        if length > min(size - 8, LONGEST_HEADER):
             raise ConfigError(f"{path}: not a whole safetensors file; copy or download it again")
         try:
             header = json.loads(file.read(length))
             end = max(
-                (t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"), default=0
+                (int(t["data_offsets"][1]) for name, t in header.items() if name != "__metadata__"), default=0
             )
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ConfigError(f"{path}: not a safetensors file") from None
     if 8 + length + end != size:
         raise ConfigError(
@@ -136,11 +191,12 @@ def _check_safetensors(path: Path) -> None:
         )
 
 
-def _check_head_size(folder: Path, config: dict[str, Any]) -> None:
-    text = cast("dict[str, Any]", config.get("text_config", config))
-    size = text.get("head_dim")
-    if size is None and text.get("hidden_size") and text.get("num_attention_heads"):
-        size = text["hidden_size"] // text["num_attention_heads"]
+def _check_head_size(folder: Path, text: dict[str, Any]) -> None:
+    size = _number(folder, text, "head_dim")
+    hidden = _number(folder, text, "hidden_size")
+    heads = _number(folder, text, "num_attention_heads")
+    if size is None and hidden and heads:
+        size = hidden // heads
     if size is not None and size not in CPU_HEAD_SIZES:
         sizes = ", ".join(map(str, CPU_HEAD_SIZES))
         raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 import redis
 import tenacity
+from redis.exceptions import NoPermissionError
 
 from roq import _functions, _library
 from roq._connect import check_url, companions, connect
@@ -28,6 +29,7 @@ from roq._session import (
     translate,
     unanswered,
     wire,
+    without_load,
 )
 from roq.audit import Audit
 from roq.config import RunConfig
@@ -125,7 +127,10 @@ class Scheduler:
             if LIBRARY_MISSING not in str(error):
                 raise
         if replace_library(loaded):
-            self._redis.function_load(_library.source(), replace=True)
+            try:
+                self._redis.function_load(_library.source(), replace=True)
+            except NoPermissionError:
+                without_load(loaded)
         self._checked = True
 
     def _exchange(self, args: tuple[Any, ...]) -> Any:

@@ -370,9 +370,14 @@ def _refuse_unknown(path: Path, table: Iterable[object], valid: tuple[str, ...],
             raise ConfigError(f"{path}: unknown key {key!r} in {where}{hint}")
 
 
-def _absolute(base: Path, value: str) -> str:
-    path = Path(value).expanduser()
-    return str(path if path.is_absolute() else (base / path).resolve())
+def _absolute(base: Path, value: str, name: str) -> str:
+    if not value or "\0" in value:
+        raise ConfigError(f"{name} = {value!r} cannot be a path")
+    try:
+        path = Path(value).expanduser()
+        return str(path if path.is_absolute() else (base / path).resolve())
+    except (OSError, RuntimeError) as error:  # a loop of links; a home of nobody
+        raise ConfigError(f"{name} = {value!r}: {error}") from None
 
 
 def load_job(path: str | Path) -> Job:
@@ -384,10 +389,12 @@ def load_job(path: str | Path) -> Job:
     path = Path(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except (OSError, ValueError) as error:  # not there, not text, no path at all
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply") from None
     _refuse_unknown(path, table, tuple(_SECTIONS), "the file")
     for name, section in _SECTIONS.items():
         part: object = table.get(name, {})
@@ -400,14 +407,16 @@ def load_job(path: str | Path) -> Job:
         raise ConfigError(f"{path}: {_plain(str(error))}") from None
     base = path.resolve().parent
     model = job.model.path
-    looks_local = model.startswith((".", "/", "~")) or (base / model).exists()
+    looks_local = model.startswith((".", "/", "~")) or "\0" in model or (base / model).exists()
     return msgspec.structs.replace(
         job,
-        run=msgspec.structs.replace(job.run, dir=_absolute(base, job.run.dir)),
-        model=msgspec.structs.replace(job.model, path=_absolute(base, model) if looks_local else model),
+        run=msgspec.structs.replace(job.run, dir=_absolute(base, job.run.dir, "run.dir")),
+        model=msgspec.structs.replace(
+            job.model, path=_absolute(base, model, "model.path") if looks_local else model
+        ),
         data=job.data
         if job.data.file is None
-        else msgspec.structs.replace(job.data, file=_absolute(base, job.data.file)),
+        else msgspec.structs.replace(job.data, file=_absolute(base, job.data.file, "data.file")),
     )
 
 

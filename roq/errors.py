@@ -6,7 +6,8 @@
     ├── ConfigError            a configuration that cannot work (exit code 2 on the command line)
     ├── InvalidTrajectory      a payload that breaks its own contract; nothing was sent
     ├── ServerUnavailable      Redis could not be reached within the retry budget
-    ├── UnsuitableServer       too old, evicts keys, or holds a newer roq library
+    ├── UnsuitableServer       too old, evicts keys, or holds another roq library than this client needs
+    ├── NotAllowed             the server's user may not do this; use one of the right role (roq acl)
     ├── RewardError            a reward function failed or ran out of time
     └── Refused                the server-side library refused; one class for each leading code
         ├── Fenced             ROQ_FENCED        the claim (or the trainer) was superseded
@@ -32,6 +33,7 @@ __all__ = [
     "Fenced",
     "Invalid",
     "InvalidTrajectory",
+    "NotAllowed",
     "NotReady",
     "Refused",
     "RewardError",
@@ -65,7 +67,11 @@ class ServerUnavailable(RoqError, ConnectionError):
 
 
 class UnsuitableServer(RoqError):
-    """The server cannot hold a run safely: too old, evicting, or with a newer roq library."""
+    """The server cannot hold a run safely: too old, evicting, or without the library this client needs."""
+
+
+class NotAllowed(RoqError):
+    """The user that the URL names may not do this on the server; its role is another one (``roq acl``)."""
 
 
 class RewardError(RoqError):

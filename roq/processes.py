@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+
+from roq.errors import ConfigError
 
 __all__ = [
     "Record",
@@ -27,6 +32,7 @@ __all__ = [
     "start_mark",
     "stop",
     "tail",
+    "unique_name",
     "write_records",
 ]
 
@@ -46,6 +52,20 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def alive(self) -> bool:
         """Whether this very process (not a later one with its pid) still runs."""
         return start_mark(self.pid) == self.mark
+
+
+def unique_name(prefix: str = "") -> str:
+    """``prefix``, host, pid and chance: a name that no other start of a process has, for use in keys.
+
+    Raises:
+        ConfigError: the prefix holds what a name must not.
+    """
+    if not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]{0,31})?", prefix):
+        raise ConfigError(
+            f"a name's prefix must be letters, digits, '.', '_' or '-', at most 32, not {prefix[:80]!r}"
+        )
+    host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())[:64].strip("-.") or "host"
+    return f"{prefix}{host}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def start_mark(pid: int) -> str | None:

@@ -14,7 +14,7 @@ import json
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from roq.config import Data
 from roq.errors import ConfigError
@@ -22,6 +22,9 @@ from roq.errors import ConfigError
 __all__ = ["Prompts", "load_prompts"]
 
 Item = dict[str, Any]
+
+DEEPEST = 64  # rows are written as JSON on their way to a user's function, from any depth of calls
+_TOO_DEEP = f"nested more than {DEEPEST} deep; flatten it"
 
 
 class Prompts:
@@ -101,6 +104,8 @@ def _from_file(data: Data, path: Path) -> list[Item]:
         )
     items: list[Item] = []
     for where, row in rows:
+        if _deeper(row, DEEPEST):
+            raise ConfigError(f"{where}: {_TOO_DEEP}")
         for setting, field in (("prompt_field", data.prompt_field), ("answer_field", data.answer_field)):
             if row.get(field) is None:
                 raise ConfigError(
@@ -111,6 +116,15 @@ def _from_file(data: Data, path: Path) -> list[Item]:
             raise ConfigError(f"{where}: field {data.prompt_field!r} must be text, not {question!r}")
         items.append(row | {"question": question, "prompt": _fill(data.template, question), "answer": answer})
     return items
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested more than ``levels`` deep."""
+    if isinstance(value, dict):
+        value = list(cast("dict[str, Any]", value).values())
+    if not isinstance(value, list):
+        return False
+    return levels == 0 or any(_deeper(one, levels - 1) for one in cast("list[Any]", value))
 
 
 def _missing(field: str, row: Item) -> str:
@@ -128,8 +142,10 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Item]]:
                     continue
                 try:
                     row = json.loads(line)
-                except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                except ValueError as error:
                     raise ConfigError(f"{path}, line {number}: not valid JSON: {error}") from None
+                except RecursionError:
+                    raise ConfigError(f"{path}, line {number}: {_TOO_DEEP}") from None
                 if not isinstance(row, dict):
                     raise ConfigError(
                         f"{path}, line {number}: must be a JSON object, not {type(row).__name__}"

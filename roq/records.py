@@ -1,7 +1,7 @@
 """What the trainer and the workers write into the run's folder, read as it grows.
 
 ``metrics.jsonl`` has a line for each step of the trainer, ``workers/*.jsonl`` a line for each worker
-about every 5 s. A line that a crash cut short is passed over.
+about every 5 s. A line that a crash cut short, or that holds what no such line can, is passed over.
 """
 
 from __future__ import annotations
@@ -9,62 +9,72 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import field
+from msgspec import Meta, field
 
 __all__ = ["Records", "Step", "WorkerLine"]
+
+Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Real = Annotated[float, Meta(ge=-1e300, le=1e300)]  # neither NaN nor infinite
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+Staleness = Annotated[str, Meta(pattern=r"^\d{1,3}$")]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """A line of ``metrics.jsonl``. ``scheduler_s`` and ``wall_s``: seconds since the process began."""
 
-    step: int
-    time: float = 0.0
-    reward_mean: float | None = field(name="reward/mean", default=None)
-    reward_std: float | None = field(name="reward/std", default=None)
-    staleness_mean: float = field(name="staleness/mean", default=0.0)
-    staleness_max: int = field(name="staleness/max", default=0)
-    staleness_counts: dict[str, int] = field(name="staleness/counts", default_factory=dict[str, int])
-    groups: int = 0
-    trajectories: int = 0
-    response_tokens: int = field(name="tokens/response", default=0)
-    response_length_mean: float | None = field(name="response_length/mean", default=None)
+    step: Annotated[int, Meta(ge=0, lt=1 << 31)]
+    time: Seconds = 0.0
+    reward_mean: Real | None = field(name="reward/mean", default=None)
+    reward_std: Real | None = field(name="reward/std", default=None)
+    staleness_mean: Real = field(name="staleness/mean", default=0.0)
+    staleness_max: Count = field(name="staleness/max", default=0)
+    staleness_counts: dict[Staleness, Count] = field(
+        name="staleness/counts", default_factory=dict[str, int]
+    )
+    groups: Count = 0
+    trajectories: Count = 0
+    response_tokens: Count = field(name="tokens/response", default=0)
+    response_length_mean: Real | None = field(name="response_length/mean", default=None)
     loss: float | None = None
     mismatch_kl: float | None = None
     abs_diff_mean: float | None = field(name="mismatch/abs_diff_mean", default=None)
-    abs_diff_tokens: int = field(name="mismatch/abs_diff_tokens", default=0)
-    wait_s: float = field(name="time/wait_for_batch", default=0.0)
-    step_s: float = field(name="time/step", default=0.0)
-    scheduler_s: float = 0.0
-    wall_s: float = 0.0
-    rss_bytes: int = 0
+    abs_diff_tokens: Count = field(name="mismatch/abs_diff_tokens", default=0)
+    wait_s: Seconds = field(name="time/wait_for_batch", default=0.0)
+    step_s: Seconds = field(name="time/step", default=0.0)
+    scheduler_s: Seconds = 0.0
+    wall_s: Seconds = 0.0
+    rss_bytes: Count = 0
     replay: bool = False
 
 
 class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line of ``workers/*.jsonl``; its counters (tokens, seconds) count from the process's start."""
 
-    time: float
+    time: Seconds
     worker: str = ""
-    version: int | None = None
-    wall_s: float = 0.0
-    idle_s: float = 0.0
-    blocked_s: float = 0.0
-    scheduler_s: float = 0.0
-    scheduler_under_way_s: float = 0.0
-    reserve_wait_s: float = 0.0
-    tokens: int = 0
-    completed: int = 0
-    released: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    swaps: int = 0
-    swap_s: float = 0.0
-    inflight: int = 0
-    rss_bytes: int = 0
+    version: Count | None = None
+    wall_s: Seconds = 0.0
+    idle_s: Seconds = 0.0
+    blocked_s: Seconds = 0.0
+    scheduler_s: Seconds = 0.0
+    scheduler_under_way_s: Seconds = 0.0
+    reserve_wait_s: Seconds = 0.0
+    tokens: Count = 0
+    completed: Count = 0
+    released: Count = 0
+    cancelled: Count = 0
+    failed: Count = 0
+    swaps: Count = 0
+    swap_s: Seconds = 0.0
+    inflight: Count = 0
+    rss_bytes: Count = 0
     done: bool = False
+
+
+Line = TypeVar("Line", Step, WorkerLine)
 
 
 class Records:
@@ -85,12 +95,9 @@ class Records:
         """Read on; says whether the trainer has written something."""
         for path in sorted((self._folder / "workers").glob("*.jsonl")):
             lines = self.workers.setdefault(path.stem, [])
-            lines.extend(msgspec.convert(row, WorkerLine, strict=False) for row in self._rows(path, "time"))
+            lines.extend(self._rows(path, WorkerLine))
         count = len(self.lines)
-        self.lines.extend(
-            msgspec.convert(row, Step, strict=False)
-            for row in self._rows(self._folder / "metrics.jsonl", "step")
-        )
+        self.lines.extend(self._rows(self._folder / "metrics.jsonl", Step))
         return len(self.lines) > count
 
     @property
@@ -99,7 +106,7 @@ class Records:
         by_step = {line.step: line for line in self.lines}
         return [by_step[number] for number in sorted(by_step)]
 
-    def _rows(self, path: Path, needed: str) -> Iterator[dict[str, Any]]:
+    def _rows(self, path: Path, kind: type[Line]) -> Iterator[Line]:
         try:
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))
@@ -110,8 +117,6 @@ class Records:
         self._offsets[path] = self._offsets.get(path, 0) + complete
         for raw in data[:complete].splitlines():
             try:
-                row = json.loads(raw)  # not msgspec: a loss may be NaN
-            except ValueError:
+                yield msgspec.convert(json.loads(raw), kind, strict=False)  # not msgspec's: a loss may be NaN
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(row, dict) and needed in row:
-                yield row

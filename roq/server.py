@@ -117,6 +117,7 @@ class EmbeddedServer:
         self.folder = Path(run_dir).absolute() / "server"
         self.log = self.folder / "server.log"
         self._pid_file = self.folder / "server.pid"
+        self._last: Record | None = None  # as last read: it outlives the folder, should that be deleted
 
     @property
     def socket(self) -> Path:
@@ -138,9 +139,10 @@ class EmbeddedServer:
     def record(self) -> Record | None:
         """The process that was started last, None if none ever was."""
         try:
-            return msgspec.json.decode((self.folder / "server.json").read_bytes(), type=Record)
+            self._last = msgspec.json.decode((self.folder / "server.json").read_bytes(), type=Record)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
+        return self._last
 
     @property
     def alive(self) -> bool:
@@ -189,13 +191,13 @@ class EmbeddedServer:
 
     def stop(self) -> None:
         """Stop it; nothing that it acknowledged is lost. Does nothing when it is not running."""
-        record = self.record
+        record = self.record or self._last
         if record is not None and record.alive:
             stop([record], STOP_S)
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
-        record = self.record
+        record = self.record or self._last
         if record is not None:
             finish(record)
 

@@ -7,17 +7,27 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
 from redis import exceptions
 from redis.cluster import RedisCluster
 
-from roq._connect import companions, connect, masked
-from roq.errors import ConfigError, ServerUnavailable, UnsuitableServer
+from roq._connect import companions, connect, masked, tls_trouble
+from roq.errors import ConfigError, NotAllowed, ServerUnavailable, UnsuitableServer
 
-__all__ = ["OLDEST", "check_server", "masked", "ping", "server_rss", "wait_for_server"]
+__all__ = [
+    "OLDEST",
+    "check_server",
+    "masked",
+    "one_client",
+    "ping",
+    "server_rss",
+    "setting",
+    "version_of",
+    "wait_for_server",
+]
 
 # The server does not answer now. (A cluster's clients report it with a class of their own.)
 AWAY = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.RedisClusterException)
@@ -26,7 +36,7 @@ OLDEST = {"redis": (7, 0), "valkey": (7, 2)}
 
 
 @contextmanager
-def _connected(url: str, timeout_s: float = 3.0) -> Generator[Any]:
+def one_client(url: str, timeout_s: float = 3.0) -> Generator[Any]:
     """A client that fails at once instead of retrying; in a cluster, of its first master.
 
     Raises:
@@ -46,7 +56,7 @@ def _connected(url: str, timeout_s: float = 3.0) -> Generator[Any]:
 def ping(url: str) -> Literal["ready", "loading", "away"]:
     """Whether the server answers; "loading" while it reads its data back."""
     try:
-        with _connected(url, timeout_s=1.0) as client:
+        with one_client(url, timeout_s=1.0) as client:
             client.ping()
     except exceptions.BusyLoadingError:
         return "loading"
@@ -65,16 +75,22 @@ def wait_for_server(url: str, timeout_s: float = 60.0, say: Callable[[str], None
     begun, told = time.monotonic(), 0.0
     while True:
         try:
-            with _connected(url) as client:
+            with one_client(url) as client:
                 client.ping()
         except exceptions.AuthenticationError as error:
             raise ConfigError(f"the server at {masked(url)} refuses the login: {error}") from None
+        except exceptions.NoPermissionError:  # it answers, and knows our user
+            return
         except exceptions.ResponseError as error:
             if "NOAUTH" in str(error) or "WRONGPASS" in str(error):
                 raise ConfigError(f"the server at {masked(url)} refuses the login: {error}") from None
             reason = str(error)
         except AWAY as error:
+            if why := tls_trouble(error):
+                raise ConfigError(f"no connection to the server at {masked(url)}: {why}") from None
             reason = str(error)
+        except exceptions.RedisError as error:
+            raise _no_redis(url, error) from None
         else:
             return
         waited = time.monotonic() - begun
@@ -95,16 +111,18 @@ def check_server(url: str) -> list[str]:
         ServerUnavailable: it does not answer (see :func:`wait_for_server`).
     """
     where = f"the server at {masked(url)}"
-    with _connected(url) as client:
+    with one_client(url) as client:
         try:
             info: dict[str, object] = client.info()
-            appendfsync = _setting(client, "appendfsync")
-            policy = info.get("maxmemory_policy") or _setting(client, "maxmemory-policy")
+            appendfsync = setting(client, "appendfsync")
+            policy = info.get("maxmemory_policy") or setting(client, "maxmemory-policy")
         except AWAY as error:
             raise ServerUnavailable(f"{where} does not answer: {error}") from None
-    kind = "valkey" if "valkey_version" in info else "redis"
-    version = str(info[f"{kind}_version"])
-    number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+        except exceptions.NoPermissionError as error:
+            raise NotAllowed(f"{where} does not let this user ask about it: {error}; allow it INFO") from None
+        except exceptions.RedisError as error:
+            raise _no_redis(url, error) from None
+    kind, version, number = version_of(info)
     if number < OLDEST[kind]:
         raise UnsuitableServer(
             f"{where} is {kind.title()} {version}; roq needs Redis >= 7.0 or Valkey >= 7.2"
@@ -132,16 +150,31 @@ def check_server(url: str) -> list[str]:
     return warnings
 
 
+def version_of(info: Mapping[str, object]) -> tuple[str, str, tuple[int, ...]]:
+    """The server's kind ("redis" or "valkey"), its version, and the first two numbers of that."""
+    kind = "valkey" if "valkey_version" in info else "redis"
+    version = str(info.get(f"{kind}_version", "0"))
+    return kind, version, tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
 def server_rss(url: str) -> int | None:
     """The server's resident memory in bytes; None when it does not answer."""
-    with _connected(url, timeout_s=1.0) as client:
+    with one_client(url, timeout_s=1.0) as client:
         try:
             return int(client.info("memory")["used_memory_rss"])
         except (exceptions.RedisError, KeyError):
             return None
 
 
-def _setting(client: Any, name: str) -> str | None:
+def _no_redis(url: str, error: Exception) -> UnsuitableServer:
+    """What answers, but not as a server of the protocol."""
+    said = " ".join(str(error).split())[:200]
+    return UnsuitableServer(
+        f"what answers at {masked(url)} is no Redis or Valkey, or refuses to work: {said}; correct the URL"
+    )
+
+
+def setting(client: Any, name: str) -> str | None:
     """A configuration value; None where the server (a managed one) does not show it."""
     try:
         return client.config_get(name).get(name)

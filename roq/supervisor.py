@@ -33,6 +33,8 @@ __all__ = ["ProcessFailed", "Restarts", "Supervisor", "running_supervisor", "sol
 
 USAGE = 2  # exit code of a process whose configuration cannot work: starting it again cannot help
 
+LOCK = "up.lock"  # in the run's folder, from the first moment of a supervisor on
+
 
 class ProcessFailed(RoqError):
     """A process ended too often to go on; the message ends with the last lines of its log."""
@@ -237,7 +239,14 @@ class Supervisor:
             return f"starts again in {max(0.0, child.again_at - time.monotonic()):.0f} s"
         return "running"
 
+    @property
+    def folder_is_gone(self) -> bool:
+        """Whether somebody has deleted the run's folder under our feet (it may be there anew by now)."""
+        return not (self._folder / LOCK).exists()
+
     def _write(self) -> None:
+        if not self._folder.is_dir():  # deleted: up() will say so
+            return
         running = {child.name: child.record for child in self._children if child.record is not None}
         write_records(self.pids_file, running)
 
@@ -280,7 +289,7 @@ def sole_supervisor(run_dir: Path, pid: int) -> Generator[None]:
         ProcessFailed: another supervisor holds it.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / "up.lock").open("w") as file:
+    with (run_dir / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

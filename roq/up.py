@@ -29,7 +29,7 @@ from roq.processes import finish, read_records, send, stop
 from roq.prompts import load_prompts
 from roq.records import Records
 from roq.server import EmbeddedServer, find_binary
-from roq.server_checks import check_server, server_rss, wait_for_server
+from roq.server_checks import check_server, masked, server_rss, wait_for_server
 from roq.summary import Summary, summarize, write_summary
 from roq.supervisor import Restarts, Supervisor, running_supervisor, sole_supervisor
 from roq.types import Status
@@ -41,14 +41,19 @@ LOOK_S = 0.5  # between two pictures of the run
 TRAINER_GRACE_S = 35.0  # torchrun gives its ranks 30 s
 
 
+def _server(url: str) -> list[str]:
+    """How a process is told the server; one with a password by its environment alone, which ``ps`` hides."""
+    return ["--redis", url] if masked(url) == url else []
+
+
 def worker_command(url: str, run: str) -> list[str]:
     """How a rollout worker is started."""
-    return [sys.executable, "-m", "roq_worker", "--redis", url, "--run", run]
+    return [sys.executable, "-m", "roq_worker", *_server(url), "--run", run]
 
 
 def trainer_command(url: str, run: str, ranks: int) -> list[str]:
     """How the trainer is started; by torchrun when it has more ranks than one."""
-    target = ["roq_trainer", "--redis", url, "--run", run]
+    target = ["roq_trainer", *_server(url), "--run", run]
     if ranks == 1:
         return [sys.executable, "-m", *target]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
@@ -109,7 +114,8 @@ def up(
         # ---- workers and trainer, until the run is over
         commands = {f"worker-{i}": worker(url, job.run.name) for i in range(1, job.rollout.workers + 1)}
         commands["trainer"] = trainer(url, job.run.name, job.trainer.ranks)
-        supervisor = Supervisor(folder, commands, process_environment(config_file), display.say, restarts)
+        env = process_environment(config_file) | {"ROQ_REDIS": url}
+        supervisor = Supervisor(folder, commands, env, display.say, restarts)
         with _Watch(
             job, protocol, server, supervisor, Scheduler(url, job.run.name, retry_s=2.0), display
         ) as watch:
@@ -244,6 +250,12 @@ class _Watch:
         return True
 
     def _step(self) -> None:
+        if self._supervisor.folder_is_gone:
+            raise RoqError(
+                f"{self._job.run.dir} was deleted while the run went on: its processes are stopped, and what "
+                "was only there is lost (logs, weights, checkpoints, an embedded server's data); "
+                "begin it anew with roq up"
+            )
         self._supervisor.poll(self.last.version, self._ended)
         self.look()
         self._show()

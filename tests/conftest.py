@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from roq import Scheduler
 
@@ -49,11 +51,15 @@ class Server:
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
         self.redis = redis.Redis(unix_socket_path=str(self.socket))
+        once = Retry(NoBackoff(), 0)
         deadline = time.monotonic() + 10
         while True:
             try:
-                if self.redis.ping():
-                    return
+                with redis.Redis(unix_socket_path=str(self.socket), retry=once) as probe:
+                    probe.ping()
+                return
+            except redis.AuthenticationError:  # it is up, and has users
+                return
             except redis.ConnectionError:
                 if time.monotonic() > deadline:
                     raise

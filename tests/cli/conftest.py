@@ -44,6 +44,7 @@ def url(folder: Path) -> str:
 def make_model(path: Path, head_dim: int = 32) -> Path:
     """A model folder that looks whole: the tests here never load it."""
     path.mkdir(exist_ok=True)
+    (path / "tokenizer.json").write_text("{}")
     (path / "config.json").write_text(json.dumps({"hidden_size": 64, "head_dim": head_dim}))
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))

@@ -43,6 +43,15 @@ def broken_line(folder: Path) -> None:
     file.write_text("\n".join(lines))
 
 
+def deep_line(folder: Path) -> None:
+    with (folder / "prompts.jsonl").open("a") as file:
+        file.write('{"prompt": "x", "answer": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "model" / "tokenizer.json").unlink()
+
+
 def failing_reward(folder: Path) -> None:
     (folder / "mine.py").write_text("import nothing_of_this_name\ndef score(item, text): return 0.0\n")
 
@@ -71,6 +80,14 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Path], None], str]] = {
     "model broken off": ({}, broken_off, "copy or download it again"),
     "model with a shard missing": ({}, missing_shard, "model-00001-of-00002.safetensors"),
     "model without a configuration": ({}, no_model, "has no config.json"),
+    "sequences longer than the trainer takes": (
+        {"rollout__max_tokens": 5000},
+        nothing,
+        "trainer.max_seq_tokens = 2048 is less than",
+    ),
+    "model without a tokenizer": ({}, no_tokenizer, "the model folder has no tokenizer"),
+    "NUL in a path": ({"model__path": "./a\0b"}, nothing, "model.path = './a\\x00b' cannot be a path"),
+    "prompt line nested too deeply": ({}, deep_line, "prompts.jsonl, line 9: nested more than 64 deep"),
     "model folder missing": ({"model__path": "./nowhere"}, nothing, "is not a folder"),
     "broken prompt line": ({}, broken_line, "prompts.jsonl, line 5"),
     "prompt file missing": ({"data__file": "none.jsonl"}, nothing, "none.jsonl: no such file"),

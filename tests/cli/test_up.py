@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -9,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import roq_trainer.__main__
+import roq_worker.__main__
 from roq import Scheduler
-from roq.processes import finish, read_records, start_mark
+from roq.processes import Record, finish, read_records, start_mark
 from roq.server import EmbeddedServer
 from roq.supervisor import running_supervisor
+from roq.up import trainer_command, worker_command
 
 Job = Callable[..., Path]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -59,6 +63,39 @@ def whole(folder: Path, total: int) -> dict[str, Any]:
     assert not EmbeddedServer(folder / "run").alive
     assert pids(folder) == {}
     return found
+
+
+def test_a_folder_deleted_under_the_run(job: Job, folder: Path, start_up: Start) -> None:
+    """Everything that was started is stopped, and the user is told."""
+    up = start_up(job(protocol__total_steps=1000, protocol__epochs=9999), "--pace", "0.05")
+    records: list[Record] = []
+    server: Record | None = None
+    try:
+        eventually(lambda: steps(folder) > 3)
+        records = list(read_records(folder / "run" / "pids.json").values())
+        server = EmbeddedServer(folder / "run").record
+        assert server is not None
+        shutil.rmtree(folder / "run", ignore_errors=True)  # workers may write while it goes
+        shutil.rmtree(folder / "run", ignore_errors=True)
+        code, output = end(up, 60)
+        assert code != 0
+        assert "was deleted while the run went on" in output
+        assert "Traceback" not in output
+        assert not [record.name for record in (*records, server) if record.alive]
+    finally:
+        for record in (*records, server):
+            if record is not None:
+                finish(record)
+
+
+def test_the_password_of_a_server_is_in_no_command_line() -> None:
+    url = "redis://me:sesame@host:6379"
+    commands = [worker_command(url, "demo"), trainer_command(url, "demo", 1), trainer_command(url, "demo", 2)]
+    assert "sesame" not in str(commands)
+    assert "redis://host" in worker_command("redis://host", "demo")
+    for program in (roq_worker.__main__.main, roq_trainer.__main__.main):  # they find it in their environment
+        (option,) = [option for option in program.params if option.name == "url"]
+        assert option.envvar == "ROQ_REDIS"
 
 
 def test_a_whole_run(job: Job, folder: Path, start_up: Start) -> None:

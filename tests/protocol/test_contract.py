@@ -60,6 +60,7 @@ def test_keys() -> None:
     listed = re.search(r"M\.names = \{(.*?)\n\}", (LUA / "lib/context.lua").read_text(), re.DOTALL)
     assert listed
     assert tuple(re.findall(r'^  "(\w+)",', listed[1], re.MULTILINE)) == _keys.NAMES
+    assert dict(re.findall(r'^  "(\w+)", -- (\w+)', listed[1], re.MULTILINE)) == _keys.KINDS
 
 
 def test_refusal_reasons() -> None:

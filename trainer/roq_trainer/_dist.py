@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import socket
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -31,7 +30,6 @@ __all__ = [
     "open_world",
     "pipeline_group",
     "tensor_group",
-    "trainer_name",
     "world_sum",
 ]
 
@@ -158,8 +156,3 @@ def world_sum(values: torch.Tensor) -> list[float]:
     total = values.to(device(), torch.float64)
     dist.all_reduce(total)
     return total.tolist()
-
-
-def trainer_name() -> str:
-    """A name that no other start of a trainer has."""
-    return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"

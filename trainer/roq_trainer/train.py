@@ -31,10 +31,11 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from roq import Scheduler
-from roq.checks import check_weights
+from roq.checks import check_lengths, check_weights
 from roq.config import Job
 from roq.errors import ConfigError, RoqError
 from roq.jobs import read_job
+from roq.processes import unique_name
 from roq_trainer import _dist, checkpoint, data, logs, loss, metrics, model, step, weights
 from roq_trainer._cpu import megatron_device
 from roq_trainer.waiting import Order, Waiter
@@ -93,7 +94,7 @@ def train(url: str, run: str) -> None:
     if done and _dist.lead(partial(newest_is_lost, sched, done, weights_of(folder, done)), bool):
         log.warning("the files of the published version %d were lost; writing them again", done)
         weights.export(net, shape, source, weights_of(folder, done))
-    trainer = _dist.trainer_name()
+    trainer = unique_name()
     waiter = Waiter(sched, trainer, training, job.protocol.batch_size)
     if first:
         for left in (folder / "weights").glob(".tmp-*"):  # of a trainer that died while writing
@@ -254,20 +255,6 @@ def newest_is_lost(sched: Scheduler, done: int, target: Path) -> bool:
     except ConfigError:
         return True
     return False
-
-
-def check_lengths(job: Job) -> None:
-    """Refuse a job whose longest sequences the trainer would have to refuse later.
-
-    Raises:
-        ConfigError: prompt and response may be longer than ``trainer.max_seq_tokens`` together.
-    """
-    longest = job.data.max_prompt_tokens + job.rollout.max_tokens
-    if longest > job.trainer.max_seq_tokens:
-        raise ConfigError(
-            f"trainer.max_seq_tokens = {job.trainer.max_seq_tokens} is less than data.max_prompt_tokens + "
-            f"rollout.max_tokens = {longest}; raise it, or lower those"
-        )
 
 
 def discard_old_weights(sched: Scheduler, trainer: str, keep: int, folder: Path) -> None:

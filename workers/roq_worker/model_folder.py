@@ -73,14 +73,6 @@ def check_model(folder: Path, max_model_len: int) -> tuple[Shapes, bool]:
         ConfigError: no weights, no tokenizer, an unsupported head size, or a context shorter than
             ``max_model_len`` (prompt + response, in tokens).
     """
-    checks.check_model(str(folder), engines_here=True)
-    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise ConfigError(f"{folder}: the model folder has no tokenizer; save one beside the weights")
+    checks.check_model(str(folder), engines_here=True, max_model_len=max_model_len)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    context = config.get("text_config", config).get("max_position_embeddings")
-    if context is not None and context < max_model_len:
-        raise ConfigError(
-            f"data.max_prompt_tokens + rollout.max_tokens = {max_model_len} is more than the "
-            f"{context} positions of the model in {folder}"
-        )
     return read_shapes(folder), bool(config.get("tie_word_embeddings"))

@@ -37,6 +37,7 @@ import msgspec
 from roq.aclient import AsyncScheduler
 from roq.client import Scheduler
 from roq.errors import Fenced, Invalid, InvalidTrajectory, RewardError, UnknownWeights
+from roq.processes import unique_name
 from roq.trajectory import Trajectory
 from roq.types import Renewal, Reservation
 from roq_worker.draft import Draft, may_continue, member_of, seed_of
@@ -46,7 +47,7 @@ from roq_worker.hand_in import HandIn
 from roq_worker.heartbeat import STALLED_AFTER_S, Heartbeat
 from roq_worker.metrics import Counters, Log, Rate
 from roq_worker.model_folder import WeightsError
-from roq_worker.setup import Stopped, read_work, start_engine, unless, worker_name
+from roq_worker.setup import Stopped, read_work, start_engine, unless
 from roq_worker.texts import encode
 
 __all__ = ["rollout"]
@@ -65,7 +66,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         EngineError: the engine died or hung; what it held was released first.
         RoqError: the run does not exist, or its server cannot be used.
     """
-    worker = worker_name(name_prefix)
+    worker = unique_name(name_prefix)
     loop, stop, changed = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
     def say(line: str) -> None:
@@ -211,7 +212,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
                 beat.renew_now()  # ends the pin on the old version
                 return
             except (WeightsError, UnknownWeights) as error:
-                trouble = str(error)
+                trouble = str(error)[:2000]  # every heartbeat carries it
                 pause = RETRY_WEIGHTS_S[min(attempt, len(RETRY_WEIGHTS_S) - 1)]
                 say(f"going on with weights v{engine.version}, next try in {pause:g} s: {error}")
                 await asyncio.sleep(pause)

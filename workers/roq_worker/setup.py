@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-import socket
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -17,18 +14,13 @@ from roq.prompts import Prompts, load_prompts
 from roq_worker.engine import Engine
 from roq_worker.texts import check_lengths
 
-__all__ = ["Stopped", "read_work", "start_engine", "unless", "worker_name"]
+__all__ = ["Stopped", "read_work", "start_engine", "unless"]
 
 T = TypeVar("T")
 
 
 class Stopped(Exception):
     """SIGTERM came while the worker was starting."""
-
-
-def worker_name(prefix: str) -> str:
-    """A name that no other process start ever has, so that an old claim is never taken for a new one."""
-    return f"{prefix}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 async def read_work(scheduler: AsyncScheduler) -> tuple[Job, Prompts]:

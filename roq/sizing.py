@@ -1,0 +1,44 @@
+"""How much memory a run needs in Redis. Measured: tests/security/test_sizing.py, docs/operations.md."""
+
+from __future__ import annotations
+
+from roq.config import Job, RunConfig
+
+__all__ = ["run_bytes", "trajectories_kept", "trajectory_bytes"]
+
+_EVENT = 100  # bytes of an event in the stream
+
+
+def trajectory_bytes(prompt: int, response: int) -> int:
+    """Memory of one finished trajectory, its share of the group's record and of all indexes included.
+
+    The data itself is ``4 * prompt + 8 * response + 100`` bytes: int32 ids, and for the response float32
+    log-probs. The allocator rounds large values up, on Redis by up to 15%; records and indexes take about
+    1.3 kB.
+
+    Args:
+        prompt, response: their lengths in tokens.
+    """
+    return round(1.15 * (4 * prompt + 8 * response + 100)) + 1300
+
+
+def trajectories_kept(config: RunConfig, checkpoint_every: int) -> int:
+    """The most trajectories there at once: η + 1 buffers, and the batches that no checkpoint covers yet."""
+    window = (config.eta + 1) * config.slots * config.candidates
+    batches = min(checkpoint_every, config.total_steps or checkpoint_every)
+    return window + batches * config.batch_size * config.group_size
+
+
+def run_bytes(job: Job, prompt: int | None = None, response: int | None = None) -> int:
+    """The most memory that a run takes, if all responses are of this length.
+
+    Args:
+        job: the run. prompt, response: lengths in tokens; None stands for the longest that the job allows.
+    """
+    each = trajectory_bytes(
+        job.data.max_prompt_tokens if prompt is None else prompt,
+        job.rollout.max_tokens if response is None else response,
+    )
+    return (
+        trajectories_kept(job.protocol, job.trainer.checkpoint_every) * each + _EVENT * job.protocol.event_log
+    )

@@ -1,0 +1,214 @@
+"""``roq doctor`` on real servers: each thing that can be wrong is found, and told with what to do."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from roq import RunConfig, Scheduler, _library, doctor
+from roq.cli import main
+from roq.doctor import Finding, examine
+from roq.server import EmbeddedServer
+from tests.cli.conftest import folder, job  # noqa: F401 - fixtures
+from tests.conftest import Server
+from tests.protocol.play import expire, trajectory
+from tests.security.conftest import make_users, url_of
+
+Job = Callable[..., Path]
+CONFIG = RunConfig(eta=1, batch_size=2, prompts=50)
+
+
+def found(url: str, run: str | None = None) -> dict[str, Finding]:
+    findings = list(examine(url, run, None))
+    assert len({finding.name for finding in findings}) == len(findings)
+    return {finding.name: finding for finding in findings}
+
+
+@pytest.fixture
+def durable(server: Server) -> Any:
+    """The server as it should be."""
+    server.redis.config_set("appendonly", "yes")
+    server.redis.config_set("appendfsync", "always")
+    yield server
+    server.redis.config_set("appendonly", "no")
+    server.redis.config_set("maxmemory", 0)
+
+
+def test_a_healthy_run(durable: Server, tmp_path: Path) -> None:
+    with Scheduler(durable.url, "test") as sched:
+        sched.create(CONFIG, weights="org/model")
+        sched.renew("w0", 0, {"roq": doctor.package_version("roq")})
+        sched.take("t0")
+        lines = found(durable.url, "test")
+    assert {line.state for line in lines.values()} == {"ok"}, lines
+    assert lines["server"].text.startswith(f"{durable.kind} ")
+    assert lines["library"].text == _library.version()
+    assert "default may do everything" in lines["user"].text
+    assert "test at step 0, all invariants hold" in lines["run"].text
+    assert "1 alive" in lines["workers"].text
+    assert "t0 seen" in lines["trainer"].text
+
+
+def test_looking_changes_nothing(durable: Server) -> None:
+    with Scheduler(durable.url, "test") as sched:
+        sched.create(CONFIG)
+        before = {key: durable.redis.dump(key) for key in durable.redis.scan_iter()}
+        found(durable.url, "test")
+        assert {key: durable.redis.dump(key) for key in durable.redis.scan_iter()} == before
+
+
+def test_each_role_is_recognised(durable: Server, tmp_path: Path) -> None:
+    make_users(durable, tmp_path)
+    with Scheduler(url_of(durable, tmp_path, "admin"), "test") as sched:
+        sched.create(CONFIG)
+    for role in ("admin", "worker", "trainer", "operator", "board"):
+        lines = found(url_of(durable, tmp_path, role), "test")
+        assert lines["user"].text == f"roq-{role}, with the rights of role {role}"
+        assert lines["run"].state == "ok"
+        assert "make sure of always" in lines["persistence"].text, "nobody sees the configuration"
+        assert not [line for line in lines.values() if line.state == "failed"]
+    durable.redis.execute_command(
+        "ACL", "SETUSER", "odd", "reset", "on", ">pw", "+ping", "+acl|whoami", "+fcall_ro|roq_version"
+    )
+    lines = found(f"{durable.url}?username=odd&password=pw", "test")
+    assert "odd may call version: no role of roq acl" in lines["user"].text
+    assert "not INFO" in lines["server"].text
+
+
+def test_the_server_is_away_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "REACH_S", 0.1)
+    (line,) = found(f"unix://{tmp_path}/none.sock", "test").values()
+    assert (line.name, line.state) == ("server", "failed")
+    assert "start it, or correct the URL" in line.text
+
+
+def test_what_is_wrong_with_a_server(server: Server) -> None:
+    def line(name: str) -> Finding:
+        return found(server.url)[name]
+
+    client = server.redis
+    assert line("persistence").state == "failed"
+    assert "set appendonly yes" in line("persistence").text
+    client.config_set("appendonly", "yes")
+    client.config_set("appendfsync", "everysec")
+    assert line("persistence").state == "warning"
+    assert "set it to always" in line("persistence").text
+    client.config_set("appendonly", "no")
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    assert line("eviction").state == "failed"
+    client.config_set("maxmemory-policy", "noeviction")
+    client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + 1000)
+    assert line("memory").state == "failed"
+    assert "raise maxmemory" in line("memory").text
+    client.config_set("maxmemory", 0)
+    client.function_flush("SYNC")
+    assert "not loaded" in line("library").text
+    client.function_load(_library.source().replace(f'"{_library.version()}"', '"99 0123456789ab"'))
+    assert (line("library").state, "upgrade roq here" in line("library").text) == ("failed", True)
+    client.function_load(
+        _library.source().replace(f'"{_library.version()}"', '"0 0123456789ab"'), replace=True
+    )
+    assert "older than this client's" in line("library").text
+    revision = _library.version().split()[0]
+    other = _library.source().replace(f'"{_library.version()}"', f'"{revision} 0123456789ab"')
+    client.function_load(other, replace=True)
+    assert "of one revision" in line("library").text
+    client.function_flush("SYNC")
+
+
+def test_what_is_wrong_with_a_run(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def line(name: str) -> Finding:
+        return found(server.url, "test")[name]
+
+    server.redis.function_flush("SYNC")
+    assert "has not this client's library" in line("run").text
+    assert server.redis.function_list() == [], "it is not for a look to load one"
+    server.redis.function_load(_library.source())
+    assert "not created on this server yet" in line("run").text
+    with Scheduler(server.url, "test") as sched:
+        sched.create(CONFIG, weights="w")
+        assert "none alive" in line("workers").text
+        assert "none has come yet" in line("trainer").text
+        sched.renew("w0", 0, {"roq": "0.0.1", "error": "cannot load"})
+        assert "of another roq than" in line("workers").text
+        sched.renew("w0", 0, {"error": "cannot load v3: no such file"})
+        assert "w0 says: cannot load v3" in line("workers").text
+        locations = {
+            "/nowhere/at/all": ("failed", "is not here"),
+            str(tmp_path): ("failed", "has no weights"),
+            "s3://bucket/3": ("warning", "object store"),
+        }
+        for version, (location, (state, said)) in enumerate(locations.items()):
+            for claim in sched.reserve("w0", version, 4).reservations:
+                sched.complete(claim, trajectory(claim.v_traj))
+            assert sched.take("t0") is not None
+            sched.publish(version + 1, location, "t0")
+            assert line("weights").state == state
+            assert said in line("weights").text
+        sched.reserve("w0", 3, 1)
+        monkeypatch.setattr(doctor, "SILENT_S", -1)
+        assert "start it again" in line("trainer").text
+        sched.pause()
+        assert "roq resume goes on" in line("run").text
+        sched.resume()
+        expire(sched, "w0")
+        assert "none alive" in line("workers").text
+        server.redis.hdel("roq:{test}:slots", server.redis.hkeys("roq:{test}:slots")[0])
+        assert (line("run").state, "breaks" in line("run").text) == ("failed", True)
+
+
+def test_before_a_run(job: Job, folder: Path, durable: Server) -> None:  # noqa: F811
+    """From a job file: the model, the folder, and whether the server has the memory."""
+    file = job(redis__url=durable.url, protocol__batch_size=256, rollout__max_tokens=30_000)
+
+    def call(*more: str) -> tuple[int, dict[str, Any]]:
+        done = CliRunner().invoke(main, ["doctor", str(file), "--json", *more])
+        assert "Traceback" not in done.output
+        answer = msgspec.json.decode(done.stdout)
+        assert answer["ok"] == (done.exit_code == 0)
+        return done.exit_code, {line["name"]: line for line in answer["findings"]}
+
+    durable.redis.function_load(_library.source(), replace=True)
+    code, lines = call()
+    assert code == 0
+    assert "not created on this server yet" in lines["run"]["text"]
+    assert lines["model"]["state"] == lines["folder"]["state"] == "ok"
+    assert "the run needs 1.17 GB" in lines["memory"]["text"], "256 x 2 x (2 + 6) of 277 kB"
+    durable.redis.config_set("maxmemory", 100_000_000)
+    assert "raise maxmemory, or set" in call()[1]["memory"]["text"]
+    durable.redis.config_set("maxmemory", 0)
+    (folder / "model" / "tokenizer.json").unlink()
+    code, lines = call()
+    assert (code, lines["model"]["state"]) == (1, "failed")
+    text = CliRunner().invoke(main, ["doctor", str(file)])
+    assert text.exit_code == 1
+    assert "✗ model" in text.stdout
+    assert "✓ persistence" in text.stdout
+    other = CliRunner().invoke(main, ["doctor", str(file), "--redis", "unix:///none.sock", "--json"])
+    assert other.exit_code == 1, "options outrank the file"
+
+
+def test_a_run_with_its_own_server(job: Job, folder: Path) -> None:  # noqa: F811
+    file = job()
+    done = CliRunner().invoke(main, ["doctor", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "! server       not started yet" in done.stdout
+    server = EmbeddedServer(folder / "run")
+    server.start()
+    server.stop()
+    done = CliRunner().invoke(main, ["doctor", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "✓ persistence  append-only file, synced with every write" in done.stdout
+    assert not server.alive, "woken for the look alone"
+    shutil.rmtree(folder / "run")
+
+
+def test_bad_arguments() -> None:
+    done = CliRunner().invoke(main, ["doctor"])
+    assert (done.exit_code, "check what?" in done.stderr) == (2, True)
