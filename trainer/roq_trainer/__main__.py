@@ -16,9 +16,20 @@ __all__ = ["main"]
 
 @click.command()
 @click.option(
-    "--redis", "url", required=True, metavar="URL", help="redis://…, rediss://… or unix:///path.sock"
+    "--redis",
+    "url",
+    required=True,
+    envvar="ROQ_REDIS",
+    metavar="URL",
+    help="redis://…, rediss://… or unix:///path.sock",
 )
-@click.option("--run", required=True, metavar="NAME", help="The run, as created by roq init or roq up.")
+@click.option(
+    "--run",
+    required=True,
+    envvar="ROQ_RUN",
+    metavar="NAME",
+    help="The run, as created by roq init or roq up.",
+)
 def main(url: str, run: str) -> None:
     """Train a run's model until the run ends. With several ranks, start it by torchrun.
 
