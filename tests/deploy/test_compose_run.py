@@ -82,7 +82,8 @@ class Stack:
 
     def live(self) -> int:
         """Workers that are ready."""
-        return sum(worker["version"] is not None and worker["lease_left_s"] > 0 for worker in self.roq("workers"))
+        workers = self.roq("workers")
+        return sum(worker["version"] is not None and worker["lease_left_s"] > 0 for worker in workers)
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +97,8 @@ def docker() -> Iterator[Docker]:
 @pytest.fixture
 def stack(docker: Docker, tmp_path: Path) -> Iterator[Stack]:
     tree = tmp_path / "tree"
-    names = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.split("\0")
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     for name in filter(None, names):
         if (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -175,10 +175,14 @@ def hardened(stack: Stack) -> None:
         assert not container["NetworkSettings"]["Ports"].get("6379/tcp"), service
         assert stack("exec", "-T", service, "id", "-u").strip() != "0", service
     assert "NOAUTH" in stack("exec", "-T", "redis", "redis-cli", "get", "x")
-    login = "REDISCLI_AUTH=$(cat /run/secrets/redis-password) redis-cli"
-    for forbidden in ("flushall", "eval 'return 1' 0", "config set maxmemory 1", "shutdown nosave"):
-        assert "NOPERM" in stack("exec", "-T", "redis", "sh", "-c", f"{login} {forbidden}"), forbidden
-    password = stack("exec", "-T", "redis", "cat", "/run/secrets/redis-password").strip()
-    assert len(password) == 64
-    assert password not in stack("logs")
-    stack.say("hardened: users, roots, ports, password")
+    passwords = {
+        role: stack("exec", "-T", role, "cat", "/run/secrets/password") for role in ("worker", "trainer")
+    }
+    assert len(set(passwords.values())) == 2
+    for role, password in passwords.items():
+        assert len(password) == 64
+        assert password not in stack("logs")
+        for forbidden in ("flushall", "eval 'return 1' 0", "config get dir", "set x 1", "keys *"):
+            login = f"REDISCLI_AUTH={password} redis-cli --user roq-{role} {forbidden}"
+            assert "NOPERM" in stack("exec", "-T", "redis", "sh", "-c", login), (role, forbidden)
+    stack.say("hardened: users, roots, ports, passwords, rights")
