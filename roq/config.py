@@ -130,8 +130,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         name: letters, digits, ".", "_" or "-", at most 64; part of every key in Redis.
         dir: folder of weights, checkpoints, logs and the embedded server's data.
         seed: of the prompts' order, of sampling and of the trainer.
-        weights: where published weights go, if not into ``dir``: another folder that all workers see, or the URL
-            of an object store, such as ``s3://bucket/prefix`` (roq/weight_store.py).
+        weights: where published weights go, if not into ``dir``: another folder that all workers see, or the
+            URL of an object store, such as ``s3://bucket/prefix`` (docs/deploy.md).
     """
 
     name: str

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
@@ -315,11 +315,11 @@ def _open(url: str) -> tuple[Any, str]:
     """fsspec's file system for a URL, and the path in it."""
     protocol = url.partition("://")[0]
     try:
-        import fsspec
+        import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
         # Only a local file system has folders to make.
         options = {"auto_mkdir": True} if protocol in ("file", "local") else {}
-        fs, path = fsspec.core.url_to_fs(url, **options)  # pyright: ignore[reportUnknownMemberType]
+        found = cast("Any", fsspec.core.url_to_fs(url, **options))  # pyright: ignore[reportUnknownMemberType]
     except ImportError as error:
         raise ConfigError(
             f"run.weights = {url!r} needs fsspec and its driver for {protocol}:// ({error}); "
@@ -327,7 +327,7 @@ def _open(url: str) -> tuple[Any, str]:
         ) from None
     except ValueError as error:
         raise ConfigError(f"run.weights = {url!r}: {error}") from None
-    return fs, str(path)
+    return found[0], str(found[1])
 
 
 def _manifest(fs: Any, prefix: str) -> _Manifest:
