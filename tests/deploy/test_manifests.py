@@ -141,7 +141,7 @@ def seconds(text: str) -> float:
 
 
 def test_mounted_files_exist() -> None:
-    services = compose("cpu")["services"]
+    services = compose("cpu,observe")["services"]
     for name, service in services.items():
         for source in mounts(service).values():
             if source.startswith("/"):
