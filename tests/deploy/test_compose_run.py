@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("ROQ_DOCKER") != "1", reason="set ROQ_DOCKER=1 to run it"),
 ]
 
-STEPS = 60
+STEPS = 40
 
 
 class Stack:
@@ -122,12 +122,12 @@ def test_the_main_job_with_workers_that_come_and_go_and_redis_killed(stack: Stac
     stack.say("images built")
     stack("up", "-d", timeout=900)
     stack.say("up: the base model is made, the run created")
-    stack.until("three steps trained by one worker", lambda: stack.version() >= 3, 300)
+    stack.until("three steps trained by one worker", lambda: stack.version() >= 3, 600)
 
     hardened(stack)
 
     stack("up", "-d", "--no-recreate", "--scale", "worker=3")
-    stack.until("three workers at work", lambda: stack.live() == 3, 300)
+    stack.until("three workers at work", lambda: stack.live() == 3, 600)
     stack("kill", "redis")
     stack.say("Redis killed")
     time.sleep(5)
@@ -139,15 +139,15 @@ def test_the_main_job_with_workers_that_come_and_go_and_redis_killed(stack: Stac
         version = stack.version()
         return True
 
-    stack.until("Redis is back", back, 120)
+    stack.until("Redis is back", back, 300)
     assert version < STEPS, "the run ended too early to say anything"
-    stack.until("two more steps", lambda: stack.version() >= min(STEPS, version + 2), 300)
+    stack.until("two more steps", lambda: stack.version() >= min(STEPS, version + 2), 600)
 
     stack("up", "-d", "--no-recreate", "--scale", "worker=1")
-    stack.until("one worker is left", lambda: len(stack.roq("workers")) == 1, 60)
+    stack.until("one worker is left", lambda: len(stack.roq("workers")) == 1, 120)
     version = stack.version()
     assert version < STEPS, "the run ended too early to say anything"
-    stack.until(f"all {STEPS} steps trained", lambda: stack.version() == STEPS, 600)
+    stack.until(f"all {STEPS} steps trained", lambda: stack.version() == STEPS, 1200)
 
     def over(service: str) -> bool:
         return all(not container["State"]["Running"] for container in stack.containers(service))
