@@ -130,17 +130,27 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         name: letters, digits, ".", "_" or "-", at most 64; part of every key in Redis.
         dir: folder of weights, checkpoints, logs and the embedded server's data.
         seed: of the prompts' order, of sampling and of the trainer.
+        weights: where published weights go, if not into ``dir``: another folder that all workers see, or the
+            URL of an object store, such as ``s3://bucket/prefix`` (docs/deploy.md).
     """
 
     name: str
     dir: str
     seed: int = 0
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         if not self.dir or "\0" in self.dir:
             raise ValueError("dir must name the run's folder")
         if not RUN_NAME.fullmatch(self.name):
             raise ValueError(f"name = {self.name!r} must be letters, digits, '.', '_' or '-', at most 64")
+        if self.weights is not None and (not self.weights.strip("/") or "\0" in self.weights):
+            raise ValueError("weights must name a folder or an object store")
+        if self.weights is not None and re.match(r"\w[\w.+-]*://([^/]*@|.*\?)", self.weights):
+            raise ValueError(
+                "weights must hold no user, password or query: the job is stored in Redis for all to read; "
+                "the store's driver takes credentials from its environment"
+            )
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -410,7 +420,13 @@ def load_job(path: str | Path) -> Job:
     looks_local = model.startswith((".", "/", "~")) or "\0" in model or (base / model).exists()
     return msgspec.structs.replace(
         job,
-        run=msgspec.structs.replace(job.run, dir=_absolute(base, job.run.dir, "run.dir")),
+        run=msgspec.structs.replace(
+            job.run,
+            dir=_absolute(base, job.run.dir, "run.dir"),
+            weights=job.run.weights
+            if job.run.weights is None or "://" in job.run.weights
+            else _absolute(base, job.run.weights, "run.weights"),
+        ),
         model=msgspec.structs.replace(
             job.model, path=_absolute(base, model, "model.path") if looks_local else model
         ),

@@ -33,6 +33,7 @@ from roq.server_checks import check_server, masked, server_rss, wait_for_server
 from roq.summary import Summary, summarize, write_summary
 from roq.supervisor import Restarts, Supervisor, running_supervisor, sole_supervisor
 from roq.types import Status
+from roq.weight_store import weight_store
 
 __all__ = ["down", "trainer_command", "up", "worker_command"]
 
@@ -81,6 +82,7 @@ def up(
     if worker is worker_command:
         check_engines()
     check_job(job, config_file, engines_here=True)
+    weight_store(job.run)  # its driver is there
     prompts = load_prompts(job.data)
     folder = Path(job.run.dir)
     server = EmbeddedServer(folder) if job.redis.url is None else None

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from trainer_support import TEMPERATURE, VOCAB
 
 from roq import Reservation, Scheduler, Trajectory
+from roq.weight_store import StoreFailed, fetch
 
 
 class Player:
@@ -29,15 +30,21 @@ class Player:
         newest = self.sched.renew(self.name).version
         if newest > self.version:
             found = self.sched.pin(self.name)
-            folder = Path(found.location)
-            if self.version < 0:
-                from transformers import Qwen3ForCausalLM
-
-                torch.set_num_threads(1)  # idle threads of this process would spin where the trainer works
-                self.model = Qwen3ForCausalLM.from_pretrained(folder).eval()
-            # Not strict: tied weights are stored once.
-            self.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+            try:
+                with fetch(found.location) as folder:
+                    self.load(folder)
+            except StoreFailed:
+                return  # as a worker does: the weights it has will do until these can be read
             self.version = found.version
+
+    def load(self, folder: Path) -> None:
+        if self.version < 0:
+            from transformers import Qwen3ForCausalLM
+
+            torch.set_num_threads(1)  # idle threads of this process would spin where the trainer works
+            self.model = Qwen3ForCausalLM.from_pretrained(folder).eval()
+        # Not strict: tied weights are stored once.
+        self.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
 
     @torch.no_grad()
     def generate(self, reservation: Reservation) -> Trajectory:

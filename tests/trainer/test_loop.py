@@ -19,8 +19,10 @@ from player import playing
 from trainer_support import TEMPERATURE, environment, read_tensorboard, read_wandb
 
 from roq import Job, Scheduler
+from roq.checks import check_weights
 from roq.jobs import create_run
 from roq.up import trainer_command
+from roq.weight_store import fetch
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +80,7 @@ def prepare(servers: Callable[[str], Any], models: Path, tmp_path: Path) -> Call
         protocol: dict[str, Any] | None = None,
         kind: str = "untied",
         logging: dict[str, Any] | None = None,
+        store: str | None = None,
         **training: Any,
     ) -> Setup:
         server = servers("valkey")
@@ -85,7 +88,7 @@ def prepare(servers: Callable[[str], Any], models: Path, tmp_path: Path) -> Call
         rows = tmp_path / "prompts.jsonl"
         rows.write_text("".join(json.dumps({"prompt": str(i), "answer": "1"}) + "\n" for i in range(200)))
         table = {
-            "run": {"name": "loop", "dir": str(tmp_path)},
+            "run": {"name": "loop", "dir": str(tmp_path), "weights": store},
             "protocol": {"eta": 1, "batch_size": 3, "group_size": 4, "total_steps": 4, "lease_s": 30}
             | (protocol or {}),
             "model": {"path": str(models / kind)},
@@ -204,6 +207,33 @@ def test_a_stopped_and_a_killed_trainer_go_on_where_they_were(prepare) -> None:
     again = setup.start()  # there is nothing left to do, and it says so
     assert again.wait(60) == 0
     assert setup.log().count("the run is over after 8 updates") == 2
+
+
+def test_weights_go_to_an_object_store(
+    prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Published once they are complete there; deleted there; written again when they were lost there."""
+    monkeypatch.setenv("ROQ_CACHE", str(tmp_path / "cache"))
+    store = tmp_path / "objects" / "run"
+    setup = prepare(protocol={"total_steps": 6}, checkpoint_every=2, keep_weights=1, store=f"file://{store}")
+    with playing(setup.connect):
+        trainer = setup.start()
+        setup.until(lambda: len(setup.lines()) >= 3, trainer)
+        trainer.kill()
+        trainer.wait(30)
+        with setup.connect() as sched:
+            newest = sched.pin("someone")
+        assert newest.location == f"file://{store}/v{newest.version:08d}"
+        lost = store / f"v{newest.version:08d}" / "model.safetensors"
+        lost.unlink()
+
+        trainer = setup.start()
+        setup.until(lost.exists, trainer)
+        assert trainer.wait(90) == 0, setup.log()
+    with fetch(f"file://{store}/v00000006") as folder:
+        check_weights(folder)
+    assert not list((setup.dir / "weights").glob("*")), "what was stored does not stay on the trainer's disk"
+    assert len([path for path in store.iterdir() if (path / "manifest.json").exists()]) <= 3
 
 
 def test_says_what_it_waits_for_and_gives_up_when_no_worker_lives(prepare) -> None:

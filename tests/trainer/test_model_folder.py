@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from roq import Scheduler, Status
 from roq.errors import ConfigError, StateLost
+from roq.weight_store import FolderStore
 from roq_trainer import _cpu, checkpoint, weights
 from roq_trainer.model import check_parallel, find_model, read_shape
 from roq_trainer.train import newest_is_lost
@@ -117,11 +118,12 @@ def test_a_checkpoint_that_was_cut_short_is_not_picked(tmp_path: Path) -> None:
 
 
 def test_weights_that_were_lost_are_noticed(models: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "v00000001"
+    store = FolderStore(tmp_path)
+    folder = store.target(1)
     published = SimpleNamespace(status=lambda: Status(version=1))
 
     def lost(version: int = 1) -> bool:
-        return newest_is_lost(cast("Scheduler", published), version, folder)
+        return newest_is_lost(cast("Scheduler", published), version, store)
 
     assert lost()
     assert not lost(2), "only the published version is anybody's"

@@ -14,6 +14,7 @@ import pytest
 from roq.config import Rollout
 from roq.errors import ConfigError
 from roq.trajectory import Prefix
+from roq.weight_store import ObjectStore, StoreFailed
 from roq_worker.draft import Draft
 from roq_worker.engine import Delta, Engine
 from roq_worker.model_folder import WeightsError
@@ -124,6 +125,23 @@ def test_swap_under_requests_in_flight(engine: Engine, models: Models, run: With
     # The same prompt again: nothing of the old weights is left in the prefix cache.
     fresh = run(collect(engine, PROMPT, seed=1))
     assert largest_difference(fresh.logprobs, reference(new, PROMPT, fresh.tokens)) < 1e-4
+
+
+def test_weights_from_an_object_store(
+    engine: Engine, models: Models, run: Within, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROQ_CACHE", str(tmp_path / "cache"))
+    store = ObjectStore(f"file://{tmp_path}/objects", tmp_path / "exported")
+    shutil.copytree(models(seed=1), store.target(7))
+    location = store.put(7)
+    version = engine.version
+    with pytest.raises(StoreFailed, match="no complete version"):
+        run(engine.swap(location.replace("v00000007", "v00000008"), version + 1))
+    assert engine.version == version
+    run(engine.swap(location, version + 1))
+    draft = run(collect(engine, PROMPT, seed=4))
+    expected = reference(models(seed=1), PROMPT, draft.tokens)
+    assert largest_difference(draft.logprobs, expected) < 1e-4
 
 
 def test_weights_that_do_not_fit_are_refused_before_the_first_write(

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import signal
 import threading
 import time
@@ -31,11 +30,12 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from roq import Scheduler
-from roq.checks import check_lengths, check_weights
+from roq.checks import check_lengths
 from roq.config import Job
 from roq.errors import ConfigError, RoqError
 from roq.jobs import read_job
 from roq.processes import unique_name
+from roq.weight_store import FolderStore, ObjectStore, weight_store
 from roq_trainer import _dist, checkpoint, data, logs, loss, metrics, model, step, weights
 from roq_trainer._cpu import megatron_device
 from roq_trainer.waiting import Order, Waiter
@@ -80,6 +80,8 @@ def train(url: str, run: str) -> None:
         raise ConfigError("model.dtype = 'float16' cannot be trained without loss scaling; use 'bfloat16'")
     source = model.find_model(job.model.path)
     shape = model.read_shape(source)
+    store = weight_store(job.run)
+    _dist.lead(store.probe)
     net = model.build_model(shape, dtype, training.tensor_parallel, training.pipeline_parallel)
 
     # -------------------------------------------------------------------------------------------------
@@ -91,14 +93,15 @@ def train(url: str, run: str) -> None:
     saved = _dist.lead(partial(resume_point, sched, folder / "checkpoints"), str | None)
     done = checkpoint.restore(Path(saved), net, optimizer) if saved else 0  # updates these weights have had
     kept = done  # updates that the newest checkpoint covers
-    if done and _dist.lead(partial(newest_is_lost, sched, done, weights_of(folder, done)), bool):
+    if first:
+        store.clean()  # after a trainer that died while writing
+    if done and _dist.lead(partial(newest_is_lost, sched, done, store), bool):
         log.warning("the files of the published version %d were lost; writing them again", done)
-        weights.export(net, shape, source, weights_of(folder, done))
+        weights.export(net, shape, source, store.target(done))
+        _dist.lead(partial(store.put, done), str)
     trainer = unique_name()
     waiter = Waiter(sched, trainer, training, job.protocol.batch_size)
     if first:
-        for left in (folder / "weights").glob(".tmp-*"):  # of a trainer that died while writing
-            shutil.rmtree(left)
         log.info(
             "%s trains %s on %d ranks (tensor %d, pipeline %d, data %d) from %s",
             trainer, source, training.ranks, training.tensor_parallel, training.pipeline_parallel,
@@ -172,12 +175,12 @@ def train(url: str, run: str) -> None:
         # Publish: the version exists from here on. A batch trained again was published long ago, but when
         # its files were lost since, they are written again.
 
-        target = weights_of(folder, done)
-        if not batch.replay or _dist.lead(partial(newest_is_lost, sched, done, target), bool):
-            weights.export(net, shape, source, target)
+        if not batch.replay or _dist.lead(partial(newest_is_lost, sched, done, store), bool):
+            weights.export(net, shape, source, store.target(done))
+            location = _dist.lead(partial(store.put, done), str)
             figures = metrics.figures(metrics.line(batch, sums, norm, laps.seconds))
-            _dist.lead(partial(sched.publish, done, str(target), trainer, figures))
-            _dist.lead(partial(discard_old_weights, sched, trainer, training.keep_weights, target.parent))
+            _dist.lead(partial(sched.publish, done, location, trainer, figures))
+            _dist.lead(partial(discard_old_weights, sched, trainer, training.keep_weights, store))
         laps.lap("export")
 
         # ---------------------------------------------------------------------------------------------
@@ -241,25 +244,14 @@ def bytes_are_short(sched: Scheduler) -> bool:
     return limit is not None and sched.status().payload_bytes >= limit
 
 
-def weights_of(folder: Path, version: int) -> Path:
-    """Where a version's weights are, in the run's folder."""
-    return folder / "weights" / f"v{version:08d}"
-
-
-def newest_is_lost(sched: Scheduler, done: int, target: Path) -> bool:
+def newest_is_lost(sched: Scheduler, done: int, store: FolderStore | ObjectStore) -> bool:
     """Whether version ``done`` is the published one and its files are not there or not whole."""
-    if sched.status().version != done:
-        return False
-    try:
-        check_weights(target)
-    except ConfigError:
-        return True
-    return False
+    return sched.status().version == done and not store.is_whole(done)
 
 
-def discard_old_weights(sched: Scheduler, trainer: str, keep: int, folder: Path) -> None:
-    """Unregister versions that nobody needs, then delete their files; never anything outside the run."""
+def discard_old_weights(
+    sched: Scheduler, trainer: str, keep: int, store: FolderStore | ObjectStore
+) -> None:
+    """Unregister versions that nobody needs, then delete their files; never anything outside the store."""
     for old in sched.retire_weights(trainer, keep):
-        path = Path(old.location)
-        if path.parent == folder:
-            shutil.rmtree(path, ignore_errors=True)
+        store.discard(old.location)

@@ -20,12 +20,14 @@ def set_environment() -> None:
     vLLM binds OpenMP threads to cores by default. Beside a busy neighbour (the trainer, a second
     worker) bound threads fall from 5.5 ms to 30-110 ms a step, so they stay unbound and single.
     ``VLLM_ENABLE_V1_MULTIPROCESSING`` lets the "uni" executor of :func:`engine_arguments` stand;
-    AsyncLLM has its engine process all the same.
+    AsyncLLM has its engine process all the same. ``TORCH_COMPILE_DISABLE``: one function of vLLM's sampler
+    is compiled in spite of ``enforce_eager``, and the engine dies where there is no C++ compiler.
     """
     if _cpu_only():
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 
 def engine_arguments(max_model_len: int) -> dict[str, Any]:

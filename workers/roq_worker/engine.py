@@ -13,12 +13,14 @@ import itertools
 import os
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from roq.config import Rollout
 from roq.errors import ConfigError, RoqError
+from roq.weight_store import fetch, is_url
 from roq_worker import _cpu
 from roq_worker.model_folder import Shapes, WeightsError, check_model, read_shapes, resolve_model
 
@@ -81,12 +83,18 @@ class Engine:
     async def start(
         cls, location: str, version: int, rollout: Rollout, *, dtype: str, max_prompt_tokens: int
     ) -> Engine:
-        """Start an engine on a Hugging Face folder (or hub name) that holds weights ``version``.
+        """Start an engine on the weights ``version``: a Hugging Face folder, a hub name, or a store's URL.
 
         Raises:
             ConfigError: the model or the engine arguments cannot work.
             EngineError: vLLM did not start.
+            StoreFailed: the weights cannot be fetched.
         """
+        if is_url(location):
+            async with _local(location) as copy:
+                return await cls.start(
+                    str(copy), version, rollout, dtype=dtype, max_prompt_tokens=max_prompt_tokens
+                )
         _cpu.set_environment()
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -194,13 +202,12 @@ class Engine:
             Seconds for which nothing was generated.
 
         Raises:
-            WeightsError: the files cannot be read or do not fit; the old weights stay in use.
+            WeightsError, StoreFailed: the files cannot be read or do not fit; the old weights stay in use.
             EngineError: the engine failed with some of the new weights written; do not use it again.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        folder = Path(location)
-        async with self._swapping:
+        async with self._swapping, _local(location) as folder:
             await asyncio.to_thread(self._check_fit, folder)
             began = time.monotonic()
             try:
@@ -265,6 +272,17 @@ class Engine:
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.shutdown(timeout=timeout_s)
+
+
+@asynccontextmanager
+async def _local(location: str) -> AsyncGenerator[Path]:
+    """Weights as a folder on this host; those in an object store are fetched, while generation goes on."""
+    copy = fetch(location)
+    folder = await asyncio.to_thread(copy.__enter__)
+    try:
+        yield folder
+    finally:
+        copy.__exit__(None, None, None)
 
 
 def _start_vllm(arguments: dict[str, Any]) -> Any:

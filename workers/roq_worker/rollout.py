@@ -40,6 +40,7 @@ from roq.errors import Fenced, Invalid, InvalidTrajectory, RewardError, UnknownW
 from roq.processes import unique_name
 from roq.trajectory import Trajectory
 from roq.types import Renewal, Reservation
+from roq.weight_store import StoreFailed
 from roq_worker.draft import Draft, may_continue, member_of, seed_of
 from roq_worker.engine import EngineError
 from roq_worker.function_pool import PostProcess, Rewards
@@ -211,7 +212,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
                 trouble, shown = "", shown | {"doing": "generating", "version": engine.version}
                 beat.renew_now()  # ends the pin on the old version
                 return
-            except (WeightsError, UnknownWeights) as error:
+            except (WeightsError, StoreFailed, UnknownWeights) as error:
                 trouble = str(error)[:2000]  # every heartbeat carries it
                 pause = RETRY_WEIGHTS_S[min(attempt, len(RETRY_WEIGHTS_S) - 1)]
                 say(f"going on with weights v{engine.version}, next try in {pause:g} s: {error}")

@@ -11,6 +11,7 @@ from roq.config import Job
 from roq.errors import ConfigError
 from roq.jobs import read_job_async
 from roq.prompts import Prompts, load_prompts
+from roq.weight_store import weight_store
 from roq_worker.engine import Engine
 from roq_worker.texts import check_lengths
 
@@ -48,6 +49,7 @@ async def start_engine(scheduler: AsyncScheduler, worker: str, job: Job, prompts
         ConfigError: the model, the engine's arguments or the prompts' lengths cannot work.
         EngineError: vLLM did not start.
     """
+    weight_store(job.run)  # a missing driver is found now, not with the first new weights
     weights = await scheduler.pin(worker)
     engine = await Engine.start(
         weights.location,

@@ -1,0 +1,209 @@
+"""Weights in a folder, in fsspec's local file system and on an S3 server: the same promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roq import weight_store
+from roq.config import Run
+from roq.errors import ConfigError
+from roq.weight_store import FolderStore, ObjectStore, StoreFailed, fetch
+
+Store = FolderStore | ObjectStore
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROQ_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(weight_store, "ATTEMPTS", 2)  # pauses of 1 s instead of 15
+
+
+@pytest.fixture(params=["folder", "other folder", "file", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A store of every kind."""
+    weights = {
+        "folder": lambda: None,
+        "other folder": lambda: str(tmp_path / "shared" / "weights"),
+        "file": lambda: f"file://{tmp_path}/objects/run",
+        "s3": lambda: request.getfixturevalue("s3") + "/a/run/",
+    }[request.param]()
+    return weight_store.weight_store(Run(name="r", dir=str(tmp_path / "run"), weights=weights))
+
+
+@pytest.fixture
+def remote(s3: str, tmp_path: Path) -> ObjectStore:
+    """A store on the S3 server."""
+    store = weight_store.weight_store(Run(name="r", dir=str(tmp_path / "run"), weights=f"{s3}/run"))
+    assert isinstance(store, ObjectStore)
+    return store
+
+
+def save(folder: Path, value: float = 0.0) -> dict[str, bytes]:
+    """A folder as the trainer exports it; returns its files."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True)
+    save_file({"a": np.full(1000, value, np.float32)}, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def read(location: str) -> dict[str, bytes]:
+    with fetch(location) as folder:
+        return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_what_is_put_is_what_is_fetched(store: Store) -> None:
+    store.probe()
+    assert not store.is_whole(7)
+    files = save(store.target(7), 1.0)
+    location = store.put(7)
+    assert store.is_whole(7)
+    assert read(location) == files
+    store.discard(location)
+    assert not store.is_whole(7)
+    store.discard(location)  # twice is once
+
+
+def test_a_location_elsewhere_is_never_deleted(store: Store, tmp_path: Path) -> None:
+    save(store.target(7))
+    inside = store.put(7)
+    save(tmp_path / "other" / "v00000007")
+    elsewhere = tmp_path / "other" / "v00000007"
+    for location in (str(elsewhere), "s3://roq-weights/other/v00000007", f"{inside}/x"):
+        store.discard(location)
+    assert elsewhere.is_dir()
+    assert store.is_whole(7)
+
+
+def objects(store: ObjectStore) -> list[str]:
+    store._fs.invalidate_cache()
+    return [path.partition("/run/")[2] for path in store._fs.find(store._root)]
+
+
+def test_a_version_exists_once_its_manifest_does(
+    remote: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer dies before the last object: the version is nobody's, and the next try makes it whole."""
+    files = save(remote.target(1))
+    pipe = remote._fs.pipe_file
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(remote._fs, "pipe_file", dies)
+    with pytest.raises(KeyboardInterrupt):
+        remote.put(1)
+    assert objects(remote) == ["v00000001/config.json", "v00000001/model.safetensors"]
+    assert not remote.is_whole(1)
+    with pytest.raises(StoreFailed, match="no complete version"):
+        read(f"{remote.url}/v00000001")
+    monkeypatch.setattr(remote._fs, "pipe_file", pipe)
+    assert read(remote.put(1)) == files
+
+
+def test_other_bytes_than_those_put_are_refused(remote: ObjectStore) -> None:
+    save(remote.target(1))
+    location = remote.put(1)
+    path = f"{remote._root}/v00000001/model.safetensors"
+    good = remote._fs.cat_file(path)
+    remote._fs.pipe_file(path, b"\0" * len(good))
+    with pytest.raises(StoreFailed, match="not the bytes"):
+        read(location)
+    remote._fs.pipe_file(path, good[:-1])
+    assert not remote.is_whole(1)
+    remote._fs.rm_file(path)
+    assert not remote.is_whole(1)
+    with pytest.raises(StoreFailed):
+        read(location)
+    remote._fs.pipe_file(path, good)
+    assert read(location)["model.safetensors"] == good
+
+
+def test_a_manifest_cannot_write_outside_the_cache(remote: ObjectStore, tmp_path: Path) -> None:
+    save(remote.target(1))
+    location = remote.put(1)
+    path = f"{remote._root}/v00000001/manifest.json"
+    manifest = json.loads(remote._fs.cat_file(path))
+    manifest["files"]["../../../evil"] = manifest["files"]["config.json"]
+    remote._fs.pipe_file(path, json.dumps(manifest).encode())
+    with pytest.raises(StoreFailed, match="evil"):
+        read(location)
+    assert not list(tmp_path.rglob("evil"))
+
+
+FETCH = """\
+import sys, time
+from roq.weight_store import fetch
+with fetch(sys.argv[1]) as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_host_keeps_one_copy_and_none_is_taken_from_under_a_reader(remote: ObjectStore) -> None:
+    """Two processes read version 1; version 2 waits for them, then takes its place; kill -9 lets go."""
+    locations = {}
+    for version in (1, 2):
+        save(remote.target(version), float(version))
+        locations[version] = remote.put(version)
+
+    def reader(version: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", FETCH, locations[version]]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    first, second = reader(1), reader(1)
+    third = None
+    try:
+        assert first.stdout is not None
+        assert second.stdout is not None
+        folder = Path(first.stdout.readline().strip())
+        assert Path(second.stdout.readline().strip()) == folder
+        third = reader(2)
+        with pytest.raises(subprocess.TimeoutExpired):
+            third.wait(1.5)
+        assert folder.is_dir()
+        first.kill()
+        second.kill()
+        assert third.stdout is not None
+        assert Path(third.stdout.readline().strip()).name == "v00000002"
+        assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == ["v00000002"]
+    finally:
+        for process in (first, second, third):
+            if process is not None:
+                process.kill()
+                process.communicate(timeout=10)
+
+
+def test_a_store_that_is_away_or_refuses(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(name="r", dir=str(tmp_path / "run"), weights=f"{s3}-missing/run")
+    with pytest.raises(StoreFailed, match="missing"):
+        weight_store.weight_store(run).probe()
+    import s3fs
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    store = weight_store.weight_store(Run(name="r", dir=str(tmp_path / "run"), weights=f"{s3}/run"))
+    with pytest.raises(StoreFailed, match=r"127\.0\.0\.1:1"):
+        store.probe()
+    store.discard(f"{s3}/run/v00000001")  # old files can wait
+
+
+def test_a_driver_that_is_missing_is_named(tmp_path: Path) -> None:
+    for url, said in (("nosuch://bucket/x", "not known: nosuch"), ("gs://bucket/x", "gcsfs")):
+        with pytest.raises(ConfigError, match=f"run.weights = '{url}'.*{said}"):
+            weight_store.weight_store(Run(name="r", dir=str(tmp_path), weights=url))
+
+
+@pytest.mark.parametrize("url", ["s3://key:secret@bucket/x", "https://h/x?token=1", "/", ""])
+def test_no_credentials_in_a_job(url: str) -> None:
+    with pytest.raises(ValueError, match="weights must"):
+        Run(name="r", dir="x", weights=url)
