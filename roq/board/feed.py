@@ -37,6 +37,7 @@ PACE_S = 0.05  # events of so long travel together
 PULSE_S = 10.0  # a browser hears something at least so often
 STATUS_S = 1.0  # how often the run's status is looked at while somebody watches
 RETRY_S = 1.0  # after Redis failed
+MOST_NUMBER = 2**64 - 1  # of the ids of one millisecond
 CLOSE_S = 3.0  # for the reader to end
 
 
@@ -113,7 +114,10 @@ class RunFeed:
 
     async def start(self) -> None:
         """Begin to read at the stream's newest event."""
-        self._floor = self._newest = str(await self._last_id())
+        with contextlib.suppress(
+            RoqError
+        ):  # Redis is away: the reader begins at the beginning, and tells of it
+            self._floor = self._newest = await self._last_id()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._look())]
 
     async def stop(self) -> None:
@@ -150,10 +154,10 @@ class RunFeed:
     def _keep(self, page: list[Event]) -> None:
         if page[0].name == "gap":  # trimmed before it was read: who misses them begins again
             self._recent, page = [], page[1:]
-            self._floor = self._newest
             if not page:
                 return
-            self._floor = f"{id_order(page[0].id)[0] - 1}-0"
+            time, number = id_order(page[0].id)
+            self._floor = f"{time}-{number - 1}" if number else f"{time - 1}-{MOST_NUMBER}"
         self._recent += page
         self._newest = page[-1].id
         if len(self._recent) > RECENT:
