@@ -15,7 +15,7 @@ from roq._metric_table import FIGURES, HELP
 from roq.client import Scheduler
 from roq.config import RunConfig
 from roq.display import tokens_per_s, worker_info
-from roq.errors import RoqError
+from roq.errors import RoqError, ServerUnavailable
 from roq.history import Event
 from roq.types import Status, WorkerStatus
 
@@ -38,7 +38,7 @@ class Gauges(Collector):
         self._sched = Scheduler(url, run, retry_s=SCRAPE_S)
         self._run, self._config = run, config
         self._lock = threading.Lock()
-        self._no_latency = False
+        self._no_latency = url.partition("://")[0].endswith("+cluster")  # each node has its own
 
     def describe(self) -> Iterator[Any]:
         """Nothing: registering shall not ask the server."""
@@ -118,12 +118,14 @@ class Gauges(Collector):
                 yield self._gauge(name, figures[figure])
 
     def _calls(self) -> Iterator[HistogramMetricFamily]:
-        """The server's own histogram of how long functions held it; not every server or user may tell."""
+        """The server's own histogram of how long functions held it; not every user may see it."""
         if self._no_latency:
             return
         try:
             stats = self._sched.call_stats()
-        except RoqError as error:
+        except ServerUnavailable:
+            raise
+        except RoqError as error:  # the command is not allowed to this user, or not known
             self._no_latency = True
             log.warning("roq_server_call_seconds is left out: %s", error)
             return

@@ -16,6 +16,8 @@ from roq.replay import Group, Replay
 __all__ = ["Span", "Step", "Story", "bins", "cause", "overlap", "tell", "verdict"]
 
 Span = tuple[float, float]
+MUCH = 0.2  # share of its time that a side may wait before it counts as waiting
+NOTABLE = 0.1  # share of a wait from which on a part of it is told
 UNTRAINED = ("filtered", "discarded", "requeued", "dead")
 
 
@@ -275,11 +277,11 @@ def cause(story: Story, step: Step) -> str:
     span = (step.waited_from, step.taken)
     said: list[str] = []
     gaps = _without(story.attached.values(), span)
-    if gaps > 0.1 * step.wait_s:
+    if gaps > NOTABLE * step.wait_s:
         said.append(f"no worker was attached for {gaps:.1f} s")
-    if gaps < (starting := min(story.at_work, span[1]) - span[0]) and starting > 0.1 * step.wait_s:
+    if gaps < (starting := min(story.at_work, span[1]) - span[0]) and starting > NOTABLE * step.wait_s:
         said.append(f"no trajectory had been issued for {starting:.1f} s: engines start")
-    if (paused := overlap(story.pauses, span)) > 0.1 * step.wait_s:
+    if (paused := overlap(story.pauses, span)) > NOTABLE * step.wait_s:
         said.append(f"admission was paused for {paused:.1f} s")
     if (last := step.last) is not None and last.occupied is not None:
         said.append(_of_the_last(step, last, span))
@@ -299,7 +301,7 @@ def _without(attached: Iterable[list[Span]], span: Span) -> float:
 def _of_the_last(step: Step, last: Group, span: Span) -> str:
     slowest = max(last.members.items(), key=lambda item: item[1].completed or 0.0, default=None)
     text = f"its last group was {last.group} (prompt {last.ordinal})"
-    if last.reserved > span[0] + 0.1 * step.wait_s:
+    if last.reserved > span[0] + NOTABLE * step.wait_s:
         text += f", reserved {last.reserved - span[0]:.1f} s into the wait"
     if slowest is not None:
         number, member = slowest
@@ -308,7 +310,7 @@ def _of_the_last(step: Step, last: Group, span: Span) -> str:
             text += f"; member {number} took {member.worker} {took:.1f} s for {member.tokens:,} tokens"
         if member.attempts > 1:
             text += f", in attempt {member.attempts}"
-    if last.occupied and last.finished and last.occupied - last.finished > 0.1 * step.wait_s:
+    if last.occupied and last.finished and last.occupied - last.finished > NOTABLE * step.wait_s:
         text += f"; its post-processing took {last.occupied - last.finished:.1f} s"
     others = sorted(g.occupied for g in step.groups if g.occupied is not None)[:-1]
     alone = (last.occupied or 0.0) - max([span[0], *others[-1:]])
@@ -331,14 +333,14 @@ def verdict(story: Story) -> str:
     tail = ""
     if wait and alone > 0.4 * wait:
         tail = f" {alone / wait:.0%} of the wait was for the last group of a batch alone: long responses."
-    if waits >= 0.2 and idle >= 0.2:
+    if waits >= MUCH and idle >= MUCH:
         return (
             f"Each side waits for the other: {facts}.{tail} More room would keep both busy: a larger η, "
             "or more trajectories in flight than one batch."
         )
-    if waits >= 0.2:
+    if waits >= MUCH:
         return f"Generation limits this run: {facts}.{tail} More or faster workers would shorten it."
-    if idle >= 0.2:
+    if idle >= MUCH:
         return f"Training limits this run: {facts}. Fewer workers would do, or a faster trainer."
     return f"Both sides are busy: {facts}."
 

@@ -27,6 +27,7 @@ class Member(msgspec.Struct):
         worker: who has it, or had it when it was completed; "" while it waits to be issued.
         issued, completed: when, in seconds since 1970; None when not.
         attempts: how often it was issued.
+        cancelled: it was not needed, or its group left before it was done.
         tokens, reward: of the finished response.
     """
 
@@ -34,6 +35,7 @@ class Member(msgspec.Struct):
     issued: float | None = None
     completed: float | None = None
     attempts: int = 0
+    cancelled: bool = False
     tokens: int = 0
     reward: float | None = None
 
@@ -135,6 +137,11 @@ class Replay:
             if (group := self.groups.get(move.group)) is not None:
                 self._put(group, move.target)
 
+    def _cancel_open(self, group: Group) -> None:
+        group.members.pop(0, None)  # its post-processing is over, or was never begun
+        for member in group.members.values():
+            member.cancelled = member.completed is None
+
     # -- events -------------------------------------------------------------------------------------
 
     def _on_reserve(self, event: Event) -> None:
@@ -176,6 +183,7 @@ class Replay:
 
     def _on_finishing(self, event: Event) -> None:
         if (group := self.groups.get(event.number("group"))) is not None:
+            self._cancel_open(group)
             group.state = "finishing"
             group.members[0] = Member(event.get("worker"), event.time, attempts=1)
 
@@ -187,12 +195,13 @@ class Replay:
         if group is not None:
             group.state, group.occupied = "occupied", event.time
             group.v_traj = event.number("v_traj", group.v_traj)
-            group.members.pop(0, None)
+            self._cancel_open(group)
             self._put(group, parse_place(event.get("at")))
 
     def _end(self, event: Event, fate: Ends) -> None:
         if (group := self.groups.get(event.number("group"))) is not None:
             self._vacate(group)
+            self._cancel_open(group)
             group.state, group.left, group.reason = fate, event.time, event.get("reason")
         self._move(event)
 

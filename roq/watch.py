@@ -95,7 +95,6 @@ class Watch(App[None]):
         Binding("p", "pause", "Pause/resume"),
         Binding("d", "drain", "Drain worker"),
         Binding("x", "drop", "Drop group"),
-        Binding("tab", "app.focus_next", "Next table", show=True),
         Binding("q", "quit", "Quit"),
     ]
 

@@ -135,12 +135,12 @@ def _fate(group: Group) -> str:
 
 
 def _member_row(number: int, member: Member) -> tuple[object, ...]:
-    took = "" if member.issued is None else "running"
+    took = "cancelled" if member.cancelled else "" if member.issued is None else "running"
     if member.issued is not None and member.completed is not None:
         took = clock(member.completed - member.issued)
     reward = "" if member.reward is None else f"{member.reward:g}"
     worker = member.worker or "waits to be issued"
-    return number, worker, member.attempts, took, member.tokens or "", reward
+    return number or "post-processing", worker, member.attempts, took, member.tokens or "", reward
 
 
 @contextmanager

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from roq import RunConfig
+from roq._live import render
 from roq.display import (
     PlainDisplay,
     View,
     make_display,
     rate,
     remaining,
-    render,
     slot_row,
     sparkline,
     trainer_text,
