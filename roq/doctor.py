@@ -194,9 +194,7 @@ def _role_line(client: Any, allowed: set[str], loaded: bool) -> Finding:
     if not loaded:
         return _ok("user", f"{user}; what it may do is seen once the library is loaded")
     if allowed == {function.name for function in f.FUNCTIONS}:
-        return _ok(
-            "user", f"{user} may do everything; on a shared network give each process its own (roq acl)"
-        )
+        return _ok("user", f"{user} may call everything; on a network give each process its own (roq acl)")
     for role in ROLES:
         if allowed == {function.name for function in role_functions(role)}:
             return _ok("user", f"{user}, with the rights of role {role}")

@@ -49,7 +49,7 @@ def test_a_healthy_run(durable: Server, tmp_path: Path) -> None:
     assert {line.state for line in lines.values()} == {"ok"}, lines
     assert lines["server"].text.startswith(f"{durable.kind} ")
     assert lines["library"].text == _library.version()
-    assert "default may do everything" in lines["user"].text
+    assert "default may call everything" in lines["user"].text
     assert "test at step 0, all invariants hold" in lines["run"].text
     assert "1 alive" in lines["workers"].text
     assert "t0 seen" in lines["trainer"].text
