@@ -163,7 +163,7 @@ def test_a_server_that_is_away_is_waited_for(folder: Path, roq: Roq) -> None:
     with Scheduler(server.url, "demo") as sched:
         sched.create(RunConfig(eta=0, batch_size=1))
     server.stop()
-    timer = threading.Timer(0.7, server.start)
+    timer = threading.Timer(3.0, server.start)  # the command itself may take a while to begin
     timer.start()
     back = roq("verify", "--redis", server.url, "--run", "demo")
     timer.join()
