@@ -39,15 +39,18 @@ ROLES: dict[str, tuple[f.Function, ...]] = {
     "trainer": (f.TAKE, f.PUBLISH, f.CHECKPOINTED, f.RETIRE_WEIGHTS, f.DROP, f.FILTER),
     "operator": (f.PAUSE, f.DROP, f.FILTER, f.DRAIN, f.REVIVE),
     "board": (),
+    "owner": tuple(function for function in f.FUNCTIONS if not function.reads),
 }
 """Who may call what; to look (status, verify, version) is everybody's.
 
 admin creates runs, loads the library, backs up and restores; worker and trainer are the two processes;
-operator steers a run by hand; board is for all that only look (status, watch, board, metrics, doctor).
+operator steers a run by hand; board is for all that only look (status, watch, board, metrics, doctor). owner
+may do all of this: for `roq up`, which starts every process under one user, on a server that others use too.
 """
 
 # What a role never writes, by function or by hand. Roles that are not here write nothing at all.
 _NEVER_WRITES: dict[str, tuple[str, ...]] = {
+    "owner": (),
     "admin": (),
     "worker": ("config", "weights", "batches"),
     "trainer": ("config",),
@@ -119,12 +122,11 @@ def rules(role: str, runs: Sequence[str]) -> list[str]:
     words.append(_selector([f"+{command.lower()}" for command in sorted(_READS)], "%R~", _all_keys(runs)))
     if role in _NEVER_WRITES:
         writes = (_WRITES | _library_commands()) - _READS - {"TIME"}
-        if role == "admin":
-            writes |= {*_RESTORES}
-            words += _ADMIN_ONLY
         allowed = [name for name in NAMES if name not in _NEVER_WRITES[role]]
         keys = [keys_of(run)[name] for run in runs for name in allowed]
-        if role == "admin":
+        if role in ("admin", "owner"):
+            writes |= {*_RESTORES}
+            words += _ADMIN_ONLY
             keys = _all_keys(runs)  # an import writes beside the run's keys first
         words.append(_selector([f"+{command.lower()}" for command in sorted(writes)], "~", keys))
     return words

@@ -1,6 +1,6 @@
 """``roq doctor``: whether a deployment can carry a run, before it starts and while it goes on.
 
-Looks only. The one thing that it writes is an empty file in the run's folder, which it removes again.
+Looks only. All that it writes is a small file in the run's folder and in its weight store, removed again.
 """
 
 # redis-py leaves its return types untyped
@@ -32,6 +32,7 @@ from roq.jobs import read_job
 from roq.server_checks import OLDEST, masked, one_client, setting, version_of, wait_for_server
 from roq.sizing import run_bytes
 from roq.types import Status
+from roq.weight_store import FolderStore, is_url, weight_store
 
 __all__ = ["Finding", "examine"]
 
@@ -106,10 +107,11 @@ def examine(url: str | None, run: str | None, job: Job | None) -> Iterator[Findi
                     yield _run(status, broken)
                     yield from _processes(status)
                     if status.version > 0:
-                        yield _weights(published.fields.get("weights") if published else None)
+                        location = published.fields.get("weights") if published else None
+                        yield _weights(location, status.version, job)
         yield _memory(info, job, status)
     if job is not None:
-        yield _folder(Path(job.run.dir))
+        yield from _files(job)
 
 
 def _job_of(scheduler: Scheduler) -> Job | None:
@@ -194,9 +196,7 @@ def _role_line(client: Any, allowed: set[str], loaded: bool) -> Finding:
     if not loaded:
         return _ok("user", f"{user}; what it may do is seen once the library is loaded")
     if allowed == {function.name for function in f.FUNCTIONS}:
-        return _ok(
-            "user", f"{user} may do everything; on a shared network give each process its own (roq acl)"
-        )
+        return _ok("user", f"{user} may call everything; on a network give each process its own (roq acl)")
     for role in ROLES:
         if allowed == {function.name for function in role_functions(role)}:
             return _ok("user", f"{user}, with the rights of role {role}")
@@ -357,18 +357,25 @@ def _model(job: Job) -> Finding:
     return _ok("model", job.model.path)
 
 
-def _weights(location: str | None) -> Finding:
+def _weights(location: str | None, version: int, job: Job | None) -> Finding:
+    """The newest published version, as a worker on this host would find it."""
     if not location:
         return _warn("weights", "where the newest are is not in the run's events any more")
-    if "://" in location:
-        return _warn("weights", f"{location} is in an object store, which is not looked at from here")
+    if is_url(location):
+        if job is None:
+            return _warn("weights", f"{location}: the run has no job that names its store, so it is not read")
+        try:
+            whole = weight_store(job.run).is_whole(version)
+        except RoqError as error:
+            return _fail("weights", str(error))
+        if not whole:
+            return _fail(
+                "weights", f"{location} is not whole; a trainer that is started again writes it anew"
+            )
+        return _ok("weights", f"{location}, whole")
     folder = Path(location)
     if not folder.is_dir():
-        if not folder.is_absolute():
-            return _ok("weights", f"{location}, by its name on the Hugging Face hub")
-        return _fail(
-            "weights", f"{location} is not here: mount the run's folder on this host, under the same path"
-        )
+        return _fail("weights", f"{location} is not here; mount that folder here, under the same path")
     try:
         check_weights(folder)
     except RoqError as error:
@@ -376,14 +383,31 @@ def _weights(location: str | None) -> Finding:
     return _ok("weights", f"{location}, readable and whole")
 
 
-def _folder(folder: Path) -> Finding:
+def _files(job: Job) -> Iterator[Finding]:
+    """Where the trainer writes and workers read."""
+    yield _writable("folder", Path(job.run.dir))
+    if job.run.weights is None:
+        return
+    try:
+        store = weight_store(job.run)
+        if isinstance(store, FolderStore):
+            yield _writable("store", store.root)
+            return
+        store.probe()
+    except RoqError as error:
+        yield _fail("store", str(error))
+    else:
+        yield _ok("store", f"{store.url}: an object was written, read and deleted")
+
+
+def _writable(name: str, folder: Path) -> Finding:
     there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
     try:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".roq-doctor-"):
             free = os.statvfs(there)
     except OSError as error:
         return _fail(
-            "folder",
+            name,
             f"{folder} cannot be written here ({error.strerror}); the trainer must, and workers must read it",
         )
-    return _ok("folder", f"{folder} is writable, {_size(free.f_bavail * free.f_frsize)} free")
+    return _ok(name, f"{folder} is writable, {_size(free.f_bavail * free.f_frsize)} free")

@@ -33,7 +33,7 @@ SIGNS = {"ok": "✓", "warning": "!", "failed": "✗"}
     "roles",
     multiple=True,
     type=click.Choice(list(ROLES)),
-    help="Only this role; may be given again.",
+    help="Only this role; may be given again. Without it: all but owner.",
 )
 @click.option(
     "--passwords",
@@ -62,7 +62,7 @@ def acl(
     A worker cannot publish, the board cannot write, nobody can FLUSHALL, EVAL, CONFIG or KEYS. Passwords are
     printed as SHA-256 only. Make the rules anew when roq is upgraded.
     """
-    chosen = roles or tuple(ROLES)
+    chosen = roles or tuple(role for role in ROLES if role != "owner")
     if as_file:
         lines = acl_file(chosen, runs, prefix, passwords, close_default=not keep_default)
     else:

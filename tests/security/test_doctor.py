@@ -11,10 +11,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from roq import RunConfig, Scheduler, _library, doctor
+from roq import RunConfig, Scheduler, _library, doctor, load_job
 from roq.cli import main
 from roq.doctor import Finding, examine
+from roq.jobs import create_run
 from roq.server import EmbeddedServer
+from roq.weight_store import weight_store
 from tests.cli.conftest import folder, job  # noqa: F401 - fixtures
 from tests.conftest import Server
 from tests.protocol.play import expire, trajectory
@@ -49,7 +51,7 @@ def test_a_healthy_run(durable: Server, tmp_path: Path) -> None:
     assert {line.state for line in lines.values()} == {"ok"}, lines
     assert lines["server"].text.startswith(f"{durable.kind} ")
     assert lines["library"].text == _library.version()
-    assert "default may do everything" in lines["user"].text
+    assert "default may call everything" in lines["user"].text
     assert "test at step 0, all invariants hold" in lines["run"].text
     assert "1 alive" in lines["workers"].text
     assert "t0 seen" in lines["trainer"].text
@@ -142,7 +144,7 @@ def test_what_is_wrong_with_a_run(server: Server, tmp_path: Path, monkeypatch: p
         locations = {
             "/nowhere/at/all": ("failed", "is not here"),
             str(tmp_path): ("failed", "has no weights"),
-            "s3://bucket/3": ("warning", "object store"),
+            "s3://bucket/3": ("warning", "has no job that names its store"),
         }
         for version, (location, (state, said)) in enumerate(locations.items()):
             for claim in sched.reserve("w0", version, 4).reservations:
@@ -192,6 +194,40 @@ def test_before_a_run(job: Job, folder: Path, durable: Server) -> None:  # noqa:
     assert "✓ persistence" in text.stdout
     other = CliRunner().invoke(main, ["doctor", str(file), "--redis", "unix:///none.sock", "--json"])
     assert other.exit_code == 1, "options outrank the file"
+
+
+def test_an_object_store(job: Job, folder: Path, durable: Server, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Written to, and the newest version looked at; by fsspec's own local store."""
+    monkeypatch.setattr("roq.weight_store.ATTEMPTS", 1)
+    there = f"file://{folder}/objects"
+    loaded = load_job(job(redis__url=durable.url, run__weights=there))
+    with Scheduler(durable.url, "demo") as sched:
+        create_run(sched, loaded)
+        for claim in sched.reserve("w0", 0, 4).reservations:
+            sched.complete(claim, trajectory())
+        assert sched.take("t0") is not None
+        store = weight_store(loaded.run)
+        shutil.copytree(folder / "model", store.target(1))
+        sched.publish(1, store.put(1), "t0")
+    lines = {line.name: line for line in examine(durable.url, "demo", loaded)}
+    assert lines["store"].text == f"{there}: an object was written, read and deleted"
+    assert (lines["weights"].state, lines["weights"].text) == ("ok", f"{there}/v00000001, whole")
+    (folder / "objects" / "v00000001" / "model.safetensors").write_bytes(b"short")
+    assert {line.name: line for line in examine(durable.url, "demo", None)}["weights"].state == "failed"
+    shutil.rmtree(folder / "objects")
+    (folder / "objects").write_text("in the way")
+    lines = {line.name: line for line in examine(durable.url, "demo", loaded)}
+    assert lines["store"].state == "failed"
+
+
+def test_a_store_in_another_folder(job: Job, folder: Path, durable: Server) -> None:  # noqa: F811
+    loaded = load_job(job(redis__url=durable.url, run__weights=str(folder / "shared" / "weights")))
+    lines = {line.name: line for line in examine(durable.url, None, loaded)}
+    assert lines["store"].state == "ok"
+    assert not (folder / "shared").exists(), "looking makes no folders"
+    (folder / "shared").write_text("in the way")
+    lines = {line.name: line for line in examine(durable.url, None, loaded)}
+    assert lines["store"].state == "failed"
 
 
 def test_a_run_with_its_own_server(job: Job, folder: Path) -> None:  # noqa: F811

@@ -132,11 +132,10 @@ def test_what_a_role_may_not_write_by_hand(role: str, server: Server, acting_as:
         for command in ("HSET", "HDEL"):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 client.execute_command(command, keys[name], "1", *(["x"] if command == "HSET" else []))
-        if role != "admin":
-            with pytest.raises(redis.exceptions.NoPermissionError):
-                client.delete(keys[name])
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.delete(keys[name])
     assert client.execute_command("HGET", keys["weights"], "0") == b"w", "everybody may read"
-    if role != "admin":
+    if role not in ("admin", "owner"):
         with pytest.raises(redis.exceptions.NoPermissionError):
             client.function_load(_library.source(), replace=True)
 
@@ -180,6 +179,31 @@ def test_a_run_with_each_process_under_its_role(server: Server, acting_as: As) -
     assert board.audit().problems == []
     # redis-py names itself where it may
     assert {entry["object"] for entry in server.redis.acl_log()} <= {"client|setinfo"}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_everybody_may_look(role: str, acting_as: As) -> None:
+    """All that status, watch, metrics, board and audit ask."""
+    acting_as("admin").create(CONFIG, weights="w")
+    for claim in acting_as("worker").reserve("w0", 0, 2).reservations:
+        acting_as("worker").complete(claim, trajectory())
+    batch = acting_as("trainer").take("t0")
+    assert batch is not None
+    sched = acting_as(role)
+    assert sched.status().training == 0
+    assert sched.verify() == []
+    assert sched.audit().problems == []
+    assert sched.config().eta == 1
+    assert sched.settings() == {}
+    assert sched.events()[0].name == "created"
+    assert sched.newest_event("take") is not None
+    assert sched.call_stats()["fcall"].calls > 0
+    assert len(sched.slots()) == 2
+    assert sched.dead() == []
+    assert len(sched.payloads(batch.groups)) == 2
+    assert len(sched.members(1)) == 1
+    assert sched.wait(0, 0.01) >= 0
+    assert sched.wait(0, 0.01, batch=True) >= 0
 
 
 def test_without_the_library(server: Server, acting_as: As, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +274,8 @@ def test_an_aclfile(kind: str, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     again = CliRunner().invoke(main, [*options, "--file"])
     assert again.stdout == done.stdout, "passwords are kept"
-    for role in ROLES:
+    assert {path.name for path in folder.iterdir()} == set(ROLES) - {"owner"}
+    for role in set(ROLES) - {"owner"}:
         assert (folder / role).stat().st_mode & 0o777 == 0o600
         assert (folder / role).read_text().strip() not in done.output
     (tmp_path / "users.acl").write_text(done.stdout)

@@ -1,0 +1,83 @@
+"""Roles, export and import in a Redis Cluster: users are made on each node, a run is on one of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from roq import NotAllowed, RunConfig, Scheduler
+from roq.backup import export_run, import_run
+from roq.doctor import examine
+from tests.conftest import Server
+from tests.protocol.play import trajectory
+from tests.protocol.test_failover import free_ports
+from tests.security.conftest import make_users
+
+RUNS = ("a", "b", "c", "d")  # on both nodes
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The URL of a cluster of two masters, and the folder of its users' passwords."""
+    nodes: list[Server] = []
+    ports = free_ports(2)
+    try:
+        for i, port in enumerate(ports):
+            folder = tmp_path / str(i)
+            folder.mkdir()
+            options = ("--port", str(port), "--bind", "127.0.0.1", "--cluster-enabled", "yes")
+            nodes.append(Server(request.param, folder, *options))
+        for node, (first, last) in zip(nodes, ((0, 8191), (8192, 16383)), strict=True):
+            node.redis.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+            make_users(node, tmp_path, *RUNS)
+        nodes[0].redis.execute_command("CLUSTER", "MEET", "127.0.0.1", ports[1])
+        deadline = time.monotonic() + 20
+        while any(b"cluster_state:ok" not in state(node) for node in nodes):
+            assert time.monotonic() < deadline, [state(node) for node in nodes]
+            time.sleep(0.05)
+        yield f"redis+cluster://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}", tmp_path
+        assert all(node.redis.dbsize() > 0 for node in nodes), "the runs were on both"
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+def state(node: Server) -> bytes:
+    return node.redis.execute_command("CLUSTER", "INFO", NEVER_DECODE=True)
+
+
+def test_roles_and_backups(cluster: tuple[str, Path]) -> None:
+    url, folder = cluster
+
+    def url_of(role: str) -> str:
+        return f"{url}?username=roq-{role}&password_file={folder / role}"
+
+    for run in RUNS:
+        with (
+            Scheduler(url_of("admin"), run) as admin,
+            Scheduler(url_of("worker"), run) as worker,
+            Scheduler(url_of("trainer"), run) as trainer,
+        ):
+            admin.create(RunConfig(eta=1, batch_size=2), weights="w")
+            finished = [(claim, trajectory()) for claim in worker.reserve("w0", 0, 3).reservations]
+            worker.complete_many(finished)
+            with pytest.raises(NotAllowed):
+                worker.publish(1, "w", "t0")
+            batch = trainer.take("t0")
+            assert batch is not None
+            assert len(trainer.payloads(batch.groups)) == 2
+            export_run(url_of("admin"), run, folder / f"{run}.roq")
+            before = admin.status()
+            trainer.publish(1, "w", "t0")
+            keys = admin._operations.keys
+            admin._redis.delete(*keys.values())
+            import_run(url_of("admin"), folder / f"{run}.roq")
+            assert admin.verify() == []
+            assert admin.status().ledger == before.ledger
+            trainer.publish(1, "w", "t0")
+    lines = {line.name: line for line in examine(url_of("board"), "a", None)}
+    assert lines["run"].state == "ok"
+    assert lines["user"].text == "roq-board, with the rights of role board"
