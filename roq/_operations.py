@@ -7,7 +7,10 @@ only drive it, so both behave alike.
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
+import socket
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -185,6 +188,15 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
+def _who() -> str:
+    """Who asks, for the events of what people do to a run."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
 def _reason(text: str) -> str:
     """A reason as it is kept: short, and text that can be encoded."""
     return text[:_REASON].encode(errors="replace").decode() or "no reason given"
@@ -258,6 +270,7 @@ class Operations:
         if not RUN_NAME.fullmatch(run):  # it becomes part of every key
             raise ConfigError(f"run = {run[:80]!r} must be letters, digits, '.', '_' or '-', at most 64")
         self.run = run
+        self.by = _who()
         self.keys = keys_of(run)
         self.packed_keys = [key.encode() for key in self.keys.values()]  # they go out with every call
 
@@ -291,8 +304,8 @@ class Operations:
         fields = yield from self._fields()
         return {name: value for name, value in fields.items() if "." in name}
 
-    def pause(self, paused: bool) -> Operation[None]:
-        yield from self._ask(f.PAUSE, dict, paused)
+    def pause(self, paused: bool, reason: str) -> Operation[None]:
+        yield from self._ask(f.PAUSE, dict, paused, _reason(reason), self.by)
 
     def dead(self) -> Operation[list[DeadLetter]]:
         letters: dict[str, DeadLetter] = {}
@@ -304,8 +317,8 @@ class Operations:
             if int(cursor) == 0:
                 return sorted(letters.values(), key=lambda letter: letter.ordinal)
 
-    def revive(self, ordinal: int) -> Operation[None]:
-        yield from self._ask(f.REVIVE, dict, ordinal)
+    def revive(self, ordinal: int, reason: str) -> Operation[None]:
+        yield from self._ask(f.REVIVE, dict, ordinal, _reason(reason), self.by)
 
     def status(self) -> Operation[Status]:
         status = yield from self._ask(f.STATUS, Status)
@@ -481,7 +494,7 @@ class Operations:
         return self._ask(f.RENEW, Renewal, worker, "" if version is None else version, about, acknowledged)
 
     def drain(self, worker: str, reason: str) -> Operation[int]:
-        reply = yield from self._ask(f.DRAIN, _Drained, worker, _reason(reason))
+        reply = yield from self._ask(f.DRAIN, _Drained, worker, _reason(reason), self.by)
         return reply.claims
 
     def leave(self, worker: str) -> Operation[None]:
@@ -492,10 +505,10 @@ class Operations:
         return self._ask(f.PIN, WeightsRef, worker, "" if version is None else version)
 
     def drop(self, group: int, reason: str) -> Operation[Removal]:
-        return self._ask(f.DROP, Removal, group, _reason(reason))
+        return self._ask(f.DROP, Removal, group, _reason(reason), self.by)
 
     def filter(self, group: int, reason: str) -> Operation[Removal]:
-        return self._ask(f.FILTER, Removal, group, _reason(reason))
+        return self._ask(f.FILTER, Removal, group, _reason(reason), self.by)
 
     # -- the trainer --------------------------------------------------------------------------------
 

@@ -201,21 +201,21 @@ class AsyncScheduler:
         """As :meth:`Scheduler.settings`."""
         return await self._run(self._operations.settings())
 
-    async def pause(self) -> None:
+    async def pause(self, reason: str = "by hand") -> None:
         """As :meth:`Scheduler.pause`."""
-        await self._run(self._operations.pause(True))
+        await self._run(self._operations.pause(True, reason))
 
-    async def resume(self) -> None:
+    async def resume(self, reason: str = "by hand") -> None:
         """As :meth:`Scheduler.resume`."""
-        await self._run(self._operations.pause(False))
+        await self._run(self._operations.pause(False, reason))
 
     async def dead(self) -> list[DeadLetter]:
         """As :meth:`Scheduler.dead`."""
         return await self._run(self._operations.dead())
 
-    async def revive(self, ordinal: int) -> None:
+    async def revive(self, ordinal: int, reason: str = "by hand") -> None:
         """As :meth:`Scheduler.revive`."""
-        await self._run(self._operations.revive(ordinal))
+        await self._run(self._operations.revive(ordinal, reason))
 
     async def status(self) -> Status:
         """As :meth:`Scheduler.status`."""
@@ -317,7 +317,7 @@ class AsyncScheduler:
         self._acknowledged[worker] = renewal.acknowledge
         return renewal
 
-    async def drain(self, worker: str, reason: str = "asked to") -> int:
+    async def drain(self, worker: str, reason: str = "by hand") -> int:
         """As :meth:`Scheduler.drain`."""
         return await self._run(self._operations.drain(worker, reason))
 

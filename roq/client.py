@@ -215,26 +215,26 @@ class Scheduler:
         """The further facts that were stored at creation."""
         return self._run(self._operations.settings())
 
-    def pause(self) -> None:
-        """Stop admitting new prompts; what is admitted goes on."""
-        self._run(self._operations.pause(True))
+    def pause(self, reason: str = "by hand") -> None:
+        """Stop admitting new prompts; what is admitted goes on. The events say why, and who asked."""
+        self._run(self._operations.pause(True, reason))
 
-    def resume(self) -> None:
+    def resume(self, reason: str = "by hand") -> None:
         """Admit new prompts again."""
-        self._run(self._operations.pause(False))
+        self._run(self._operations.pause(False, reason))
 
     def dead(self) -> list[DeadLetter]:
         """The prompts that were given up, by ordinal, each with its last error."""
         return self._run(self._operations.dead())
 
-    def revive(self, ordinal: int) -> None:
+    def revive(self, ordinal: int, reason: str = "by hand") -> None:
         """Put a prompt that was given up back; it is issued before any new one.
 
         Raises:
             NotReady: it is not a dead letter.
             RunEnded: the run is over.
         """
-        self._run(self._operations.revive(ordinal))
+        self._run(self._operations.revive(ordinal, reason))
 
     def status(self) -> Status:
         """One consistent picture of the run."""
@@ -410,7 +410,7 @@ class Scheduler:
         self._acknowledged[worker] = renewal.acknowledge
         return renewal
 
-    def drain(self, worker: str, reason: str = "asked to") -> int:
+    def drain(self, worker: str, reason: str = "by hand") -> int:
         """Ask a worker to go: it gets no more work, ends what it has, and leaves.
 
         Returns: the claims that it still holds.

@@ -4,6 +4,7 @@ roq_drain: ask a worker to go: it is given no more work, ends what it has, and l
 Arguments:
   worker    which
   reason    why, for people
+  by        who asked, for people
 Reply:
   claims    trajectories that it still holds
 Refusals:
@@ -12,7 +13,7 @@ Events: draining
 ]]
 transition.define({
   name = "drain",
-  arguments = { "worker:name", "reason:text" },
+  arguments = { "worker:name", "reason:text", "by:text" },
   frees = true,
   apply = function(run, args)
     local record = workers.read(run, args.worker)
@@ -22,7 +23,7 @@ transition.define({
     if not record.draining then
       record.draining = true
       workers.write(run, record)
-      events.log(run, "draining", { "worker", args.worker, "reason", args.reason })
+      events.log(run, "draining", { "worker", args.worker, "reason", args.reason, "by", args.by })
       events.signal(run, "drain")
     end
     return { claims = workers.count_claims(run, args.worker) }

@@ -6,6 +6,7 @@ Arguments:
   request   identity of the call (lib/replies.lua)
   group     which
   reason    why, for people
+  by        who asked, for people
 Reply:
   status    "filtered"
 Refusals:
@@ -15,7 +16,7 @@ Events: filtered
 ]]
 transition.define({
   name = "filter",
-  arguments = { "request:text", "group:integer", "reason:text" },
+  arguments = { "request:text", "group:integer", "reason:text", "by:text" },
   frees = true,
   apply = function(run, args)
     local record = groups.read(run, args.group)
@@ -26,6 +27,6 @@ transition.define({
         args.group
       )
     end
-    return { status = groups.retire(run, record, "filter", args.reason) }
+    return { status = groups.retire(run, record, "filter", args.reason, args.by) }
   end,
 })

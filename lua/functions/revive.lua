@@ -4,6 +4,8 @@ roq_revive: put a dead-lettered prompt back: it is issued again before any new o
 Arguments:
   request   identity of the call (lib/replies.lua)
   ordinal   which
+  reason    why, for people
+  by        who asked, for people
 Reply:
   status    "requeued"
 Refusals:
@@ -13,7 +15,7 @@ Events: revived
 ]]
 transition.define({
   name = "revive",
-  arguments = { "request:text", "ordinal:integer" },
+  arguments = { "request:text", "ordinal:integer", "reason:text", "by:text" },
   apply = function(run, args)
     if run.state.ended == 1 then
       refuse.with("ENDED", "the run is over after %d updates; nothing is issued any more", run.state.version)
@@ -21,7 +23,7 @@ transition.define({
     if not supply.revive(run, args.ordinal) then
       refuse.with("NOT_READY", "prompt %d is not a dead letter; `roq dead` lists them", args.ordinal)
     end
-    events.log(run, "revived", { "ordinal", args.ordinal })
+    events.log(run, "revived", { "ordinal", args.ordinal, "reason", args.reason, "by", args.by })
     events.signal(run, "revived")
     return { status = "requeued" }
   end,

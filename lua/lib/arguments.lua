@@ -2,6 +2,7 @@
 
 local M = {}
 
+local MOST_TEXT = 65536
 local NAME = "^[%w][%w%._%-]*$"
 
 local function whole(value)
@@ -21,8 +22,9 @@ end
 
 -- Each kind turns text into a value, or returns nil when the text is not of it.
 local kinds = {
+  -- Bounded: reasons, what workers say of themselves, configurations. Data is `bytes`, with limits of its own.
   text = function(value)
-    return value
+    return #value <= MOST_TEXT and value or nil
   end,
   bytes = function(value)
     return value
@@ -55,7 +57,8 @@ function M.read(declared, argv)
     local name, kind = string.match(declaration, "^([%w_]+):(%w+)$")
     local value = kinds[kind](argv[i])
     if value == nil then
-      refuse.with("INVALID", "%s is not a valid %s (%s)", string.sub(argv[i], 1, 40), kind, name)
+      local limit = kind == "text" and string.format(": %d bytes, at most %d", #argv[i], MOST_TEXT) or ""
+      refuse.with("INVALID", "%s is not a valid %s (%s)%s", string.sub(argv[i], 1, 40), kind, name, limit)
     end
     args[name] = value
   end

@@ -18,11 +18,21 @@ end
 
 -- Put a finished group into its final kind of place. Returns the reply: "occupied" or "surplus".
 function M.occupy(run, record)
+  local _, from_buffer, from_slot = slots.find(run, record.group)
   local buffer, slot = placement.occupy(run, record.group, record.v)
   if not buffer then
     groups.delete(run, record)
     context.add(run, "discarded", 1)
-    events.log(run, "discarded", { "group", record.group, "ordinal", record.ordinal, "reason", "surplus" })
+    events.log(run, "discarded", {
+      "group",
+      record.group,
+      "ordinal",
+      record.ordinal,
+      "from",
+      "reserved " .. text.place(from_buffer, from_slot),
+      "reason",
+      "surplus",
+    })
     return { status = "surplus" }
   end
   groups.write(run, record)

@@ -281,8 +281,9 @@ local fates = {
   end,
 }
 
--- Take a live group out of the run; `fate` is one of the above. Returns what became of its prompt.
-function M.retire(run, record, fate, reason)
+-- Take a live group out of the run; `fate` is one of the above, `by` who asked for it, if anybody did. Returns
+-- what became of its prompt.
+function M.retire(run, record, fate, reason, by)
   local kind, buffer, slot = slots.find(run, record.group)
   M.cancel_open(run, record, reason)
   placement.remove(run, record.group)
@@ -297,6 +298,8 @@ function M.retire(run, record, fate, reason)
     kind .. " " .. text.place(buffer, slot),
     "reason",
     reason,
+    "by",
+    by,
   })
   events.signal(run, outcome)
   return outcome

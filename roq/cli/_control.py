@@ -13,28 +13,33 @@ from roq.errors import NotReady
 __all__ = ["COMMANDS"]
 
 
+because = click.option("--reason", default="by hand", show_default=True, help="Kept in the run's events.")
+
+
 @click.command()
 @target
+@because
 @as_json
-def pause(target: Target, json_: bool) -> None:
+def pause(target: Target, reason: str, json_: bool) -> None:
     """Admit no new prompts; what is admitted goes on."""
-    _admission(target, json_, paused=True)
+    _admission(target, reason, json_, paused=True)
 
 
 @click.command()
 @target
+@because
 @as_json
-def resume(target: Target, json_: bool) -> None:
+def resume(target: Target, reason: str, json_: bool) -> None:
     """Admit new prompts again."""
-    _admission(target, json_, paused=False)
+    _admission(target, reason, json_, paused=False)
 
 
-def _admission(target: Target, json_: bool, *, paused: bool) -> None:
+def _admission(target: Target, reason: str, json_: bool, *, paused: bool) -> None:
     with target.scheduler() as scheduler:
         if paused:
-            scheduler.pause()
+            scheduler.pause(reason)
         else:
-            scheduler.resume()
+            scheduler.resume(reason)
     if json_:
         echo_json({"run": target.run, "paused": paused})
     else:
@@ -46,7 +51,7 @@ def _admission(target: Target, json_: bool, *, paused: bool) -> None:
 @click.option(
     "--group", type=click.IntRange(min=0), required=True, help="The group's number, as in roq status."
 )
-@click.option("--reason", default="by hand", show_default=True, help="Kept in the run's events.")
+@because
 @as_json
 def drop(target: Target, group: int, reason: str, json_: bool) -> None:
     """Take an unfinished group out of the run; its prompt is requeued or discarded as configured."""
@@ -61,7 +66,7 @@ def drop(target: Target, group: int, reason: str, json_: bool) -> None:
 @click.command("filter")
 @target
 @click.option("--group", type=click.IntRange(min=0), required=True, help="The group's number.")
-@click.option("--reason", default="by hand", show_default=True, help="Kept in the run's events.")
+@because
 @as_json
 def filter_(target: Target, group: int, reason: str, json_: bool) -> None:
     """Take a finished group out of the run before it is trained."""
@@ -76,7 +81,7 @@ def filter_(target: Target, group: int, reason: str, json_: bool) -> None:
 @click.command()
 @target
 @click.option("--worker", required=True, help="The worker's name, as in roq workers.")
-@click.option("--reason", default="by hand", show_default=True, help="Kept in the run's events.")
+@because
 @as_json
 def drain(target: Target, worker: str, reason: str, json_: bool) -> None:
     """Ask a worker to go: it gets no more work, ends what it has, and leaves with exit code 0."""
@@ -92,8 +97,11 @@ def drain(target: Target, worker: str, reason: str, json_: bool) -> None:
 @target
 @click.option("--requeue", multiple=True, type=click.IntRange(min=0), help="Put this prompt back.")
 @click.option("--requeue-all", is_flag=True, help="Put all of them back.")
+@because
 @as_json
-def dead(target: Target, requeue: tuple[int, ...], requeue_all: bool, json_: bool) -> None:
+def dead(
+    target: Target, requeue: tuple[int, ...], requeue_all: bool, reason: str, json_: bool
+) -> None:
     """List the prompts that were given up, with their last error; put them back with --requeue."""
     with target.scheduler() as scheduler:
         letters = scheduler.dead()
@@ -102,7 +110,7 @@ def dead(target: Target, requeue: tuple[int, ...], requeue_all: bool, json_: boo
             raise NotReady(f"not dead letters: {', '.join(map(str, unknown))}; nothing was put back")
         chosen = sorted(known) if requeue_all else sorted(set(requeue))
         for ordinal in chosen:
-            scheduler.revive(ordinal)
+            scheduler.revive(ordinal, reason)
     if json_:
         echo_json({"dead": letters, "requeued": chosen})
     elif chosen:

@@ -102,3 +102,10 @@ def expire(sched: Scheduler, *workers: str) -> None:
     client: redis.Redis = sched._redis
     for worker in workers:
         assert client.zadd(sched._operations.keys["heartbeats"], {worker: 1}, xx=True, ch=True) == 1
+
+
+def events_of(sched: Scheduler) -> list[tuple[str, dict[str, str]]]:
+    """The run's events as they stand in Redis: id, fields."""
+    client: redis.Redis = sched._redis
+    page = client.xrange(sched._operations.keys["events"])
+    return [(i.decode(), {k.decode(): v.decode() for k, v in fields.items()}) for i, fields in page]

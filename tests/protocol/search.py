@@ -108,12 +108,12 @@ def _actions(snapshot: Snapshot) -> Iterator[Action]:
             for limit in (1, 2):
                 yield "reserve", (worker, served, limit)
         yield "leave", (worker,)
-        yield "drain", (worker, "x")
+        yield "drain", (worker, "x", "me")
         if worker in snapshot.heartbeats:
             yield "lapse", (worker,)
             yield "renew", (worker, "", "", 0)
     for group in snapshot.index["reserved"]:
-        yield "drop", (group, "x")
+        yield "drop", (group, "x", "me")
         record = snapshot.groups[group]
         if "finish" in record:
             yield from _finishes(group, record["finish"])
@@ -129,9 +129,9 @@ def _actions(snapshot: Snapshot) -> Iterator[Action]:
             if member["attempt"] > 1:  # the holder of the attempt before this one wakes up
                 yield "complete", (group, m, token - 1, "a", 1, 1, version, version, b"payload")
     for group in snapshot.index["occupied"]:
-        yield "filter", (group, "x")
+        yield "filter", (group, "x", "me")
     for ordinal in snapshot.dead:
-        yield "revive", (ordinal,)
+        yield "revive", (ordinal, "x", "me")
     yield "renew", ("observer", "", "", 0)
     yield "take", ("t", "")
     yield "publish", ("t", version + 1, "w", "")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
+
 import pytest
+import redis
 
 from roq import NotReady, RunConfig, RunEnded, Scheduler, UnknownWorker
-from tests.protocol.play import expire, trajectory
+from tests.protocol.play import events_of, expire, trajectory
 
 
 def test_a_drained_worker_gets_nothing_and_keeps_what_it_has(sched: Scheduler) -> None:
@@ -96,3 +100,34 @@ def test_a_revived_prompt_keeps_the_run_going(sched: Scheduler) -> None:
     assert claim.ordinal == ordinal
     sched.complete(claim, trajectory(0))
     assert sched.take("t0") is not None
+
+
+def test_what_people_do_says_who_and_why(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=2, max_attempts=1))
+    sched.pause("maintenance")
+    sched.resume("done")
+    sched.renew("w0")
+    sched.drain("w0", "its host goes")
+    first, second = sched.reserve("w1", 0, 2).reservations
+    sched.drop(first.group, "broken")
+    sched.revive(first.ordinal, "mended")
+    sched.complete(second, trajectory(0))
+    sched.filter(second.group, "dirty")
+    said = {e["event"]: (e["reason"], e["by"]) for _, e in events_of(sched) if "by" in e}
+    who = f"{getpass.getuser()}@{socket.gethostname()}"
+    assert said == {
+        "paused": ("maintenance", who),
+        "resumed": ("done", who),
+        "draining": ("its host goes", who),
+        "dead": ("broken", who),
+        "revived": ("mended", who),
+        "filtered": ("dirty", who),
+    }
+
+
+def test_texts_have_a_limit(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=2))
+    keys = list(sched._operations.keys.values())
+    with pytest.raises(redis.ResponseError, match=r"ROQ_INVALID.*at most 65536"):
+        sched._redis.execute_command("FCALL", "roq_renew", len(keys), *keys, "w0", "0", "x" * 70_000, "0")
+    assert sched.status().workers == []
