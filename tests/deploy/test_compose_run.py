@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("ROQ_DOCKER") != "1", reason="set ROQ_DOCKER=1 to run it"),
 ]
 
-STEPS = 40
+STEPS = 90  # long enough that the run still goes on after all that is done to it
 BASE_MODEL = ROOT / "models" / "base"
 
 
@@ -109,7 +109,9 @@ def stack(docker: Docker, tmp_path: Path) -> Iterator[Stack]:
             shutil.copy(wheel, tree / "deploy" / "wheels")
     job = (tree / "examples" / "gcd.toml").read_text(encoding="utf-8")
     (tree / "jobs").mkdir()
-    (tree / "jobs" / "gcd.toml").write_text(re.sub(r"total_steps = \d+", f"total_steps = {STEPS}", job))
+    job = re.sub(r"total_steps = \d+", f"total_steps = {STEPS}", job)
+    job = re.sub(r"^size = \d+", f"size = {STEPS * 16 + 500}", job, flags=re.MULTILINE)
+    (tree / "jobs" / "gcd.toml").write_text(job, encoding="utf-8")
     stack = Stack(docker, tree)
     stack("down", "--volumes", "--remove-orphans", check=False)
     try:

@@ -279,13 +279,20 @@ def test_an_aclfile(kind: str, tmp_path: Path) -> None:
         assert (folder / role).stat().st_mode & 0o777 == 0o600
         assert (folder / role).read_text().strip() not in done.output
     (tmp_path / "users.acl").write_text(done.stdout)
-    server = Server(kind, tmp_path, "--aclfile", str(tmp_path / "users.acl"))
+    durable = ["--appendonly", "yes", "--appendfsync", "always"]
+    server = Server(kind, tmp_path, "--aclfile", str(tmp_path / "users.acl"), *durable)
     try:
         with Scheduler(server.url, "test") as nobody, pytest.raises(ConfigError, match="refused the login"):
             nobody.status()
         with Scheduler(url_of(server, folder, "admin"), "test") as admin:
             assert admin.create(CONFIG)
+        with Scheduler(url_of(server, folder, "worker"), "test") as worker:
+            assert worker.reserve("w0", 0, 1).reservations
+        # The append-only file is read back with the rights of the user default, although nobody can be it.
+        server.kill()
+        server.start()
         with Scheduler(url_of(server, folder, "board"), "test") as board:
+            assert board.status().ledger.issued == 1
             assert board.verify() == []
             with pytest.raises(NotAllowed):
                 board.reserve("w0", 0, 1)
