@@ -15,7 +15,7 @@ def batch_possible(
     A group of version ``v`` may be in the buffers ``frontier … v + eta``. These intervals all begin at the
     frontier, so they are nested, and Hall's condition needs only be checked for each deadline: the groups
     whose deadline is at most ``d`` must fit into the buffers up to ``d``. Giving the batch the finished
-    groups with the earliest deadlines leaves the others the most room (no exchange of two groups does better).
+    groups with the earliest deadlines leaves the others the most room (no exchange of two does better).
 
     Args:
         finished: ``v_traj`` of every finished, untrained group.

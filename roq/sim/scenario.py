@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -12,7 +13,7 @@ from roq.errors import ConfigError
 from roq.sim.cost import CostModel
 from roq.sim.workload import Lognormal, Workload, load_trace
 
-__all__ = ["Limits", "Scenario", "limits"]
+__all__ = ["Limits", "Scenario", "changed", "limits"]
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +99,35 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                 "(more memory or a larger TP) or cap the lengths"
             )
         return workload
+
+
+def changed(scenario: Scenario, changes: Sequence[str]) -> Scenario:
+    """A scenario with other coefficients, such as ``trainer.sync_s=0`` or ``lengths.sigma=1``.
+
+    Raises:
+        ConfigError: there is no such coefficient, or the value cannot be.
+    """
+    cost: dict[str, dict[str, object]] = msgspec.to_builtins(scenario.cost)
+    tables: dict[str, dict[str, object]] = {"rollout": cost["rollout"], "trainer": cost["trainer"]}
+    if isinstance(scenario.lengths, Lognormal):
+        tables["lengths"] = msgspec.to_builtins(scenario.lengths)
+    for change in changes:
+        key, _, value = change.partition("=")
+        table, _, name = key.partition(".")
+        if name not in tables.get(table, {}):
+            known = ", ".join(f"{table}.{name}" for table, names in tables.items() for name in names)
+            raise ConfigError(f"{change!r} changes nothing that there is; coefficients are {known}")
+        tables[table][name] = value
+    try:
+        return msgspec.structs.replace(
+            scenario,
+            cost=msgspec.convert(cost, CostModel, strict=False),
+            lengths=msgspec.convert(tables["lengths"], Lognormal, strict=False)
+            if "lengths" in tables
+            else scenario.lengths,
+        )
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{', '.join(changes)}: {error}") from None
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """ROLL, RLVR pipeline (``async_generation_ratio`` eta), as it is by default.
 
 A quota of running and finished prompts: B * (1 + eta) at first, B more each step. A batch takes finished
-groups from the oldest start step on, and waits for the unfinished ones of that step; so nothing is ever evicted.
+groups from the oldest start step on, and waits for the unfinished ones of that step; so nothing is evicted.
 """
 
 from __future__ import annotations

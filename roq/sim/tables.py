@@ -1,0 +1,102 @@
+"""The results as tables for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group as Stack
+from rich.console import RenderableType
+from rich.table import Table
+
+from roq.sim.experiments import ARTICLE, Comparison, Figures, Row, Spread, Staleness
+from roq.sim.scenario import Limits
+
+__all__ = ["LABELS", "comparison_tables", "limits_line", "staleness_table"]
+
+LABELS = {
+    "roq": "roq",
+    "nemo-in-order": "NeMo-RL in_order",
+    "nemo-weight-fifo": "NeMo-RL weight_fifo",
+    "verl-drop": "verl drop",
+    "trl": "TRL",
+    "roll": "ROLL",
+    "roll-evict": "ROLL, evicting",
+}
+
+
+def limits_line(limits: Limits, share: float) -> str:
+    """The upper limits in words."""
+    return (
+        f"upper limits: rollout {limits.rollout:,.0f} tokens/s with every place in use, "
+        f"trainer {limits.trainer:,.0f}; roq reaches {share:.1%} of the smaller"
+    )
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="", box=None)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    return table
+
+
+def staleness_table(found: Staleness) -> RenderableType:
+    """Experiment 1."""
+    table = _table(
+        f"batches by staleness ({found.seeds} seeds)",
+        "η", "batches", f"all of {found.size}", "none above η", "mean", "max", "tokens/s",
+        "rollout limit", "trainer limit", "of the smaller", "avoidable wait: steps", "time",
+    )  # fmt: skip
+    for row in found.rows:
+        shown = row.figures
+        table.add_row(
+            str(row.eta), f"{row.batches}", f"{row.full}", f"{row.within}", f"{shown.staleness_mean:.2f}",
+            f"{shown.staleness_max}", str(shown.throughput), f"{row.limits.rollout:,.0f}",
+            f"{row.limits.trainer:,.0f}", f"{shown.limit_share:.1%}",
+            f"{row.avoidable_steps / row.batches:.2%}", f"{shown.avoidable:.4%}",
+        )  # fmt: skip
+    return Stack(table, f"assumed: {found.assumed}")
+
+
+def comparison_tables(found: Comparison, *, with_article: bool) -> RenderableType:
+    """Experiment 2: one table for each eta."""
+    parts: list[RenderableType] = []
+    cold = f"first {found.batches}"
+    steady = f"{found.batches}–{found.steady_to}"
+    for eta, limits in found.limits.items():
+        rows = [row for row in found.rows if row.eta == eta]
+        table = _table(
+            f"η = {eta}: effective throughput, tokens/s ({found.seeds} seeds, ± one standard deviation)",
+            "mechanism", cold, "roq is", *(["article"] if with_article else []),
+            *([steady, "roq is"] if rows[0].steady else []),
+            "L2", "L3", "trainer idle", "places empty", "staleness", "max", "of limit",
+        )  # fmt: skip
+        for row in rows:
+            table.add_row(*_cells(row, eta, with_article=with_article))
+        parts.append(table)
+        best = next((row for row in rows if row.policy == "roq"), rows[0])
+        parts.append(limits_line(limits, (best.steady or best.cold).limit_share) + "\n")
+    parts.append("L2, L3: tokens/s thrown away in generation, and finished; these columns and the next are")
+    parts.append(f"of batches {steady if found.steady_to > found.batches else cold}")
+    parts.append(f"assumed: {found.assumed}")
+    return Stack(*parts)
+
+
+def _cells(row: Row, eta: int, *, with_article: bool) -> list[str]:
+    shown: Figures = row.steady or row.cold
+    cells = [LABELS.get(row.policy, row.policy), str(row.cold.throughput), _times(row, row.cold_speedup)]
+    if with_article:
+        cells.append(ARTICLE.get(row.policy, {}).get(eta, ""))
+    if row.steady is not None and row.steady_speedup is not None:
+        cells += [str(row.steady.throughput), _times(row, row.steady_speedup)]
+    return [
+        *cells,
+        f"{shown.aborted.mean:,.0f}",
+        f"{shown.dropped.mean:,.0f}",
+        f"{shown.trainer_idle:.0%}",
+        f"{max(0.0, shown.rollout_idle):.0%}",
+        f"{shown.staleness_mean:.2f}",
+        f"{shown.staleness_max}",
+        f"{shown.limit_share:.0%}",
+    ]
+
+
+def _times(row: Row, speedup: Spread) -> str:
+    return "" if row.policy == "roq" else f"{speedup.mean:.2f}×"
