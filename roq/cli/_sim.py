@@ -41,7 +41,7 @@ def sim() -> None:
 def scenario_options(command: F) -> F:
     """Give a command the options that make a scenario, and pass it that scenario."""
 
-    @click.option("--cost", default="qwen3-8b-h20", show_default=True, help="Cost model: a name or a TOML file.")
+    @click.option("--cost", default="qwen3-8b-h20", show_default=True, help="Cost model: name or TOML file.")
     @click.option("--trace", help="Lengths: a JSONL trace or a run's event log, instead of the lognormal.")
     @click.option("--batch-size", default=16, show_default=True, help="Groups in a batch.")
     @click.option("--group-size", default=8, show_default=True, help="Trajectories of a prompt.")
@@ -159,6 +159,91 @@ def compare(
         show(comparison_tables(found, with_article=article))
     if figure is not None:
         drawn(draw_comparison(found, figure))
+
+
+@sim.command()
+@click.option("--eta", "etas", default="1,2,3", show_default=True, callback=numbers)
+@click.option(
+    "--concurrency", default="24,40", show_default=True, callback=numbers,
+    help="Trajectories at once per instance (--places is not looked at).",
+)
+@click.option(
+    "--split", "splits", multiple=True, metavar="N+M",
+    help="Rollout instances + GPUs that train; repeatable. Default: --instances and --trainer-gpus.",
+)
+@click.option(
+    "--slots", default="0", show_default=True, callback=numbers, help="Slots beyond the batch size."
+)
+@click.option(
+    "--candidates", default="0", show_default=True, callback=numbers, help="Candidates beyond the group size."
+)
+@click.option("--batches", default=40, show_default=True, type=click.IntRange(2), help="Of each setting.")
+@scenario_options
+@as_json
+def plan(
+    scenario: Scenario, jobs: int, etas: list[int], concurrency: list[int], splits: tuple[str, ...],
+    slots: list[int], candidates: list[int], batches: int, seeds: int, json_: bool,
+) -> None:
+    """Sweep η, concurrency, GPU split and over-sampling under roq; recommend a setting."""
+    from roq.sim.plan import Sweep
+    from roq.sim.plan import plan as make
+    from roq.sim.tables import plan_table
+
+    sweep = Sweep(
+        etas=etas, places=concurrency, slots=slots, candidates=candidates,
+        splits=[_split(text) for text in splits] or [(scenario.instances, scenario.trainer_gpus)],
+    )
+    scenario = msgspec.structs.replace(scenario, batches=batches)
+    with progress(len(sweep.scenarios(scenario)) * seeds * batches) as tick:
+        found = make(scenario, sweep, seeds, jobs, tick)
+    if json_:
+        echo_json(found)
+    else:
+        show(plan_table(found))
+
+
+def _split(text: str) -> tuple[int, int]:
+    instances, _, gpus = text.partition("+")
+    if not (instances.isdecimal() and gpus.isdecimal() and int(instances) and int(gpus)):
+        raise click.BadParameter(f"--split {text!r} must look like 2+6: rollout instances + GPUs that train")
+    return int(instances), int(gpus)
+
+
+@sim.command()
+@click.argument("events", required=False, type=click.Path(path_type=Path))
+@click.option("--redis", "url", envvar="ROQ_REDIS", show_envvar=True, help="URL of a run's server.")
+@click.option("--run", envvar="ROQ_RUN", show_envvar=True, help="Name of the run on it.")
+@click.option("--name", default="calibrated", show_default=True, help="Name of the cost model.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the cost model to this TOML file.")
+@as_json
+def calibrate(
+    events: Path | None, url: str | None, run: str | None, name: str, out: Path | None, json_: bool
+) -> None:
+    """Fit a cost model to a real run: its event log (a file, EVENTS) or the run itself (--redis, --run).
+
+    The events should be whole. The model is checked by simulating that run with it.
+    """
+    from roq.sim.calibrate import calibrate as fit
+    from roq.sim.calibrate import cost_toml
+    from roq.sim.events import RealRun, read_events, run_events
+    from roq.sim.runs import scratch_server
+    from roq.sim.tables import fit_table
+
+    if events is None and (url is None or run is None):
+        raise ConfigError("which run? Give a file of events, or --redis URL and --run NAME")
+    if events is not None:
+        found, source = RealRun.replay(read_events(events)), f"the events in {events.name}"
+    else:
+        found, source = RealRun.replay(run_events(str(url), str(run))), f"run {run}"
+    with scratch_server() as server:
+        fitted = fit(found, name, server)
+    if out is not None:
+        out.write_text(cost_toml(fitted.cost, f"Fitted by roq sim calibrate to {source}."), encoding="utf-8")
+        notice(f"cost model: {out}")
+    if json_:
+        echo_json(fitted)
+    else:
+        show(fit_table(fitted))
 
 
 # ---- what the commands share -------------------------------------------------------------------

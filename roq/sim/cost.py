@@ -36,9 +36,10 @@ class RolloutCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         kv_tokens: tokens of context that its KV cache holds.
         prefill_per_token_s, prefill_per_token2_s: computing the KV of ``p`` tokens takes the first times
             ``p`` plus the second times ``p**2``; decoding stands still meanwhile.
+        admit_s: decoding stands still for so long, beside the prefill, for each request that is let in.
         latency_s: from a response's last token until it is handed in (its reward); it keeps its place.
         load_s: how long an instance stands still to load published weights.
-        contention: share of the decoding speed that is lost while the trainer trains on the same machine.
+        contention: share of its speed that it loses while the trainer trains on the same machine.
         gpus: GPUs of one instance.
     """
 
@@ -50,6 +51,7 @@ class RolloutCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kv_tokens: Annotated[int, Meta(ge=1)]
     prefill_per_token_s: Cost = 0.0
     prefill_per_token2_s: Cost = 0.0
+    admit_s: Cost = 0.0
     latency_s: Cost = 0.0
     load_s: Cost = 0.0
     contention: Annotated[float, Meta(ge=0, lt=1)] = 0.0

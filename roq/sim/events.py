@@ -69,8 +69,8 @@ class RealRun(msgspec.Struct, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """From the first reservation to the last publication."""
-        return self.updates[-1].published - self.started
+        """From the first publication to the last: the first batch holds the engines' start."""
+        return self.updates[-1].published - self.updates[0].published
 
     @property
     def prompt_mean(self) -> float:

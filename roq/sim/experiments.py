@@ -186,7 +186,7 @@ def compare(
     tick: Tick = lambda _: None,
     policies: Sequence[str] | None = None,
 ) -> Comparison:
-    """All policies: ``scenario.batches`` batches from a cold start, then on to ``steady_to`` if that is more."""
+    """All policies: ``scenario.batches`` batches from a cold start, then on to ``steady_to``."""
     names = list(policies or policy_names())
     cold_end = scenario.batches
     last = max(cold_end, steady_to)

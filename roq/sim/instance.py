@@ -138,7 +138,7 @@ class Instance:
         self._touch()
 
     def slow_down(self, share: float) -> None:
-        """Decode at ``1 - share`` of the speed from now on."""
+        """Work at ``1 - share`` of the speed from now on."""
         self._advance()
         self._speed = 1.0 - share
         self._touch()
@@ -176,20 +176,20 @@ class Instance:
         steps = self._ends[0][0] - self._steps
         if n > 1:
             steps = min(steps, max(0.0, self._cost.kv_tokens - self._context) / n)
-        return self._env.timeout(
-            self._stall + self._cost.decode_s(max(0.0, steps), n, self._context) / self._speed
-        )
+        work = self._stall + self._cost.decode_s(max(0.0, steps), n, self._context)
+        return self._env.timeout(work / self._speed)
 
     def _advance(self) -> None:
         seconds = self._env.now - self._at
         self._at = self._env.now
         self.place_s += seconds * (self.places - self.free)
-        stalled = min(seconds, self._stall)
+        work = seconds * self._speed
+        stalled = min(work, self._stall)
         self._stall -= stalled
-        self.stalled_s += stalled
+        self.stalled_s += stalled / self._speed
         n = len(self._running)
-        if n and seconds > stalled:
-            steps = self._cost.steps_in((seconds - stalled) * self._speed, n, self._context)
+        if n and work > stalled:
+            steps = self._cost.steps_in(work - stalled, n, self._context)
             self._steps += steps
             self._context += n * steps
             self.tokens += n * steps
@@ -217,6 +217,7 @@ class Instance:
             self._waiting.popleft()
             shared = any(other.group is sample.group for other in self._running)
             self._prefill(context - (sample.group.prompt if shared else 0))
+            self._stall += self._cost.admit_s
             sample.finish_at = self._steps + sample.length - sample.done
             self._running[sample] = None
             self._context += context

@@ -12,8 +12,8 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import msgspec
-import redis
 
+from roq._connect import connect
 from roq.server import EmbeddedServer
 from roq.sim.outcome import Outcome
 from roq.sim.scenario import Scenario
@@ -37,8 +37,9 @@ def scratch_server() -> Generator[str]:
     server = EmbeddedServer(folder)
     try:
         server.start()
-        with redis.Redis(unix_socket_path=str(server.socket)) as client:
-            client.execute_command("CONFIG", "SET", "appendonly", "no")
+        client = connect(server.url)
+        client.config_set("appendonly", "no")
+        client.close()
         yield server.url
     finally:
         server.kill()
@@ -71,7 +72,7 @@ def run_cases(
         ConfigError: a case cannot work.
     """
     for scenario in {id(case.scenario): case.scenario for case in cases}.values():
-        scenario.checked().workload(0)
+        scenario.checked().suits(scenario.workload(0))
     processes = min(processes, len(cases))
     needs_server = any(case.policy == "roq" for case in cases)
     context = multiprocessing.get_context("spawn")

@@ -78,15 +78,21 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(str(error)) from None
 
     def workload(self, seed: int) -> Workload:
-        """The lengths for a seed; checked against the batch and the KV cache.
+        """The lengths for a seed.
+
+        Raises:
+            ConfigError: the trace cannot be used.
+        """
+        if isinstance(self.lengths, Lognormal):
+            return self.lengths.draw(seed, self.candidates)
+        return load_trace(self.lengths, self.candidates)
+
+    def suits(self, workload: Workload) -> Workload:
+        """The workload, if it can be run at all.
 
         Raises:
             ConfigError: a batch needs more groups than there are, or the longest response does not fit.
         """
-        if isinstance(self.lengths, Lognormal):
-            workload = self.lengths.draw(seed, self.candidates)
-        else:
-            workload = load_trace(self.lengths, self.candidates)
         if len(workload.groups) < self.batch_size:
             raise ConfigError(
                 f"a batch of {self.batch_size} groups cannot be filled from a trace of "

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 from rich.console import Group as Stack
 from rich.console import RenderableType
 from rich.table import Table
 
+from roq.sim.calibrate import Fit
 from roq.sim.experiments import ARTICLE, Comparison, Figures, Row, Spread, Staleness
+from roq.sim.plan import Plan
 from roq.sim.scenario import Limits
 
-__all__ = ["LABELS", "comparison_tables", "limits_line", "staleness_table"]
+__all__ = ["LABELS", "comparison_tables", "fit_table", "limits_line", "plan_table", "staleness_table"]
 
 LABELS = {
     "roq": "roq",
@@ -77,6 +80,59 @@ def comparison_tables(found: Comparison, *, with_article: bool) -> RenderableTyp
     parts.append(f"of batches {steady if found.steady_to > found.batches else cold}")
     parts.append(f"assumed: {found.assumed}")
     return Stack(*parts)
+
+
+def plan_table(found: Plan) -> RenderableType:
+    """Every setting of a plan, the recommended one marked."""
+    table = _table(
+        f"settings ({found.seeds} seeds, batches from {min(10, found.batches - 1)} to {found.batches})",
+        "", "η", "places", "instances", "trainer GPUs", "slots", "candidates", "tokens/s", "rollout limit",
+        "trainer limit", "of limit", "trainer idle", "places empty", "staleness", "max", "thrown away",
+    )  # fmt: skip
+    for number, option in enumerate(found.options):
+        setting = [
+            "→" if number == found.recommended else "", option.eta, option.places, option.instances,
+            option.trainer_gpus, option.slots, option.candidates,
+        ]  # fmt: skip
+        cells = [str(value) for value in setting]
+        shown, limits = option.figures, option.limits
+        if shown is None or limits is None:
+            table.add_row(*cells, "cannot run")
+            continue
+        thrown = shown.aborted.mean + shown.dropped.mean
+        table.add_row(
+            *cells, str(shown.throughput), f"{limits.rollout:,.0f}", f"{limits.trainer:,.0f}",
+            f"{shown.limit_share:.0%}", f"{shown.trainer_idle:.0%}", f"{max(0.0, shown.rollout_idle):.0%}",
+            f"{shown.staleness_mean:.2f}", f"{shown.staleness_max}", f"{thrown:,.0f}",
+        )  # fmt: skip
+    parts: list[RenderableType] = [table]
+    parts += [f"cannot run: {why}" for why in sorted({o.refused for o in found.options if o.refused})]
+    best = found.options[found.recommended]
+    return Stack(
+        *parts,
+        f"assumed: {found.assumed}",
+        f"\nrecommended: η = {best.eta}, {best.places} places on each of {best.instances} instances, "
+        f"{best.trainer_gpus} GPUs for training, {best.slots} slots, {best.candidates} candidates",
+        f"because: {found.reason}",
+    )
+
+
+def fit_table(fit: Fit) -> RenderableType:
+    """A fitted cost model and its check."""
+    table = _table(f"cost model {fit.cost.name}", "coefficient", "value")
+    for title, part in (("rollout", fit.cost.rollout), ("trainer", fit.cost.trainer)):
+        values: dict[str, float] = msgspec.structs.asdict(part)
+        for key, value in values.items():
+            table.add_row(f"{title}.{key}", f"{value:.4g}")
+    return Stack(
+        table,
+        f"fitted to {fit.responses:,} responses (mean error {fit.rollout_error:.0%} of the mean time) and "
+        f"{fit.updates} updates ({fit.train_error:.0%})",
+        f"the run: η = {fit.eta}, {fit.batch_size} groups of {fit.group_size}, {fit.instances} workers with "
+        f"at most {fit.places} at once",
+        f"check: the run took {fit.real_s:.1f} s from its first update to its last, its simulation "
+        f"{fit.simulated_s:.1f} s ({fit.simulated_s / fit.real_s - 1:+.1%})",
+    )
 
 
 def _cells(row: Row, eta: int, *, with_article: bool) -> list[str]:

@@ -7,7 +7,7 @@ has a batch, it goes off; then free places are offered to the policy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import simpy
@@ -17,6 +17,7 @@ from roq.sim.instance import Group, Instance, Sample
 from roq.sim.outcome import Outcome, Update
 from roq.sim.policies import Policy, load_policy
 from roq.sim.scenario import Scenario, limits
+from roq.sim.workload import Workload
 
 __all__ = ["World", "simulate"]
 
@@ -26,7 +27,7 @@ def simulate(
     policy: str,
     seed: int = 0,
     server: str | None = None,
-    on_update: Callable[[Update], None] = lambda _: None,
+    workload: Workload | None = None,
 ) -> Outcome:
     """Simulate a run; the outcome is a function of the arguments.
 
@@ -35,12 +36,12 @@ def simulate(
         policy: the name of a policy, see :func:`roq.sim.policies.policy_names`.
         seed: of the lengths.
         server: URL of a server for roq's own library; only the policy ``roq`` needs it.
-        on_update: called after each update.
+        workload: lengths, instead of the scenario's for this seed.
 
     Raises:
         ConfigError: the scenario cannot work; the message says why.
     """
-    return World(scenario.checked(), policy, seed, server, on_update).run()
+    return World(scenario.checked(), policy, seed, server, workload).run()
 
 
 class World:
@@ -59,16 +60,15 @@ class World:
         scenario: Scenario,
         policy: str,
         seed: int,
-        server: str | None,
-        on_update: Callable[[Update], None] = lambda _: None,
+        server: str | None = None,
+        workload: Workload | None = None,
     ) -> None:
         self.scenario = scenario
         self.server = server
         self.version = 0
         self.groups: list[Group] = []
-        self._workload = scenario.workload(seed)
+        self._workload = scenario.suits(workload or scenario.workload(seed))
         self._seed = seed
-        self._on_update = on_update
         self._env = simpy.Environment()
         self._updates: list[Update] = []
         self._aborted = self._dropped = 0.0  # tokens since the last update
@@ -102,6 +102,7 @@ class World:
         if sample.instance is not None:
             sample.instance.abort(sample)
         self._aborted += sample.done
+        sample.done = 0.0  # counted
 
     def discard(self, group: Group) -> None:
         """Take a group out for good: its finished responses count as dropped (L3), the others as cut off."""
@@ -192,7 +193,6 @@ class World:
             instance.close()
         update.place_s = sum(instance.place_s for instance in self.instances)
         self._updates.append(update)
-        self._on_update(update)
         for instance in self.instances:
             self._env.process(self._load(instance, self.version))
 
