@@ -128,38 +128,45 @@ def lengths(run: RealRun) -> Workload:
 # ---- rollout -----------------------------------------------------------------------------------
 
 
-class _Timeline:
-    """One worker's requests: integrals over time of what runs on it, weighted by its decode speed."""
+class _Requests:
+    """One worker's requests, and means over what else runs on it during each."""
 
     def __init__(self, rolled: Sequence[Rolled], prompt: float) -> None:
-        start = np.array([r.started for r in rolled])
-        end = np.array([max(r.finished, r.started + 1e-3) for r in rolled])
-        tokens = np.array([r.tokens for r in rolled], dtype=float)
-        self.start, self.end, self.tokens = start, end, tokens
-        speed = tokens / (end - start)
-        order = np.argsort(np.concatenate([start, end]), kind="stable")
-        self.times = np.concatenate([start, end])[order]
-        # a request's context is taken to grow evenly: c(t) = prompt + speed * (t - start)
-        running = np.cumsum(np.concatenate([np.ones_like(start), -np.ones_like(end)])[order])[:-1]
-        slope = np.cumsum(np.concatenate([speed, -speed])[order])[:-1]
-        offset = np.cumsum(np.concatenate([prompt - speed * start, speed * start - prompt])[order])[:-1]
-        arrivals = np.sort(start)
-        let_in = np.searchsorted(arrivals, end) - np.searchsorted(arrivals, start - BURST_S)
+        self.prompt = prompt
+        self.start: Array = np.array([r.started for r in rolled])
+        self.end: Array = np.array([max(r.finished, r.started + 1e-3) for r in rolled])
+        self.tokens: Array = np.array([float(r.tokens) for r in rolled])
+        arrivals = np.sort(self.start)
+        let_in = np.searchsorted(arrivals, self.end) - np.searchsorted(arrivals, self.start - BURST_S)
         self.let_in: Array = let_in.astype(np.float64)
-        self.gaps = np.diff(self.times)
-        self.running: Array = running
-        self.context: Array = offset + slope * (self.times[:-1] + self.gaps / 2)
 
-    def means(self, step_s: Array) -> tuple[Array, Array]:
-        """Means over steps of requests and context during each response, for step times in each gap."""
-        steps = self.gaps / step_s
-        total, running, context = (
-            np.concatenate([[0.0], np.cumsum(steps * values)])
-            for values in (np.ones_like(steps), self.running, self.context)
+    def means(self, cost: RolloutCost) -> tuple[Array, Array]:
+        """Means over the decode steps of each request: requests running, and their context in all."""
+        start, end = self.start, np.maximum(self.end - cost.latency_s, self.start + 1e-3)
+        order = np.argsort(np.concatenate([start, end]), kind="stable")
+        times = np.concatenate([start, end])[order]
+        gaps = np.diff(times)
+        # a request's context is taken to grow evenly: c(t) = prompt + speed * (t - start)
+        speed = self.tokens / (end - start)
+        first = self.prompt - speed * start
+
+        def total(change: Array) -> Array:
+            return np.cumsum(np.concatenate([change, -change])[order])[:-1]
+
+        running = total(np.ones_like(start))
+        context = total(first) + total(speed) * (times[:-1] + gaps / 2)
+        # a request alone has the step's least time; where nothing runs nothing is counted
+        steps = gaps / np.array(
+            [cost.step_s(max(1, round(n)), max(0.0, c)) for n, c in zip(running, context, strict=True)]
         )
-        first, last = np.searchsorted(self.times, self.start), np.searchsorted(self.times, self.end)
-        weight = np.maximum(total[last] - total[first], 1e-12)
-        return (running[last] - running[first]) / weight, (context[last] - context[first]) / weight
+        begun, ended = np.searchsorted(times, start), np.searchsorted(times, end)
+
+        def over(values: Array) -> Array:
+            sums = np.concatenate([[0.0], np.cumsum(steps * values)])
+            return sums[ended] - sums[begun]
+
+        count = np.maximum(over(np.ones_like(steps)), 1e-12)
+        return over(running) / count, over(context) / count
 
 
 def _overlap(start: Array, end: Array, updates: Sequence[Update]) -> Array:
@@ -179,54 +186,51 @@ def _overlap(start: Array, end: Array, updates: Sequence[Update]) -> Array:
 
 
 def _rollout(run: RealRun) -> tuple[RolloutCost, float]:
-    rolled = [response for response in run.rolled if response.started >= run.updates[0].published]
-    load_s = median(run.loads) if run.loads else 0.0
-    timelines = [
-        _Timeline([r for r in rolled if r.worker == worker], run.prompt_mean)
-        for worker in sorted({r.worker for r in rolled})
+    workers = [
+        _Requests([r for r in run.rolled if r.worker == worker], run.prompt_mean) for worker in run.workers
     ]
-    start = np.concatenate([timeline.start for timeline in timelines])
-    end = np.concatenate([timeline.end for timeline in timelines])
-    tokens = np.concatenate([timeline.tokens for timeline in timelines])
-    let_in = np.concatenate([timeline.let_in for timeline in timelines])
+    start, end = _all([w.start for w in workers]), _all([w.end for w in workers])
+    counted = start >= run.updates[0].published
+    tokens, let_in = _all([w.tokens for w in workers]), _all([w.let_in for w in workers])
+    load_s = median(run.loads) if run.loads else 0.0
     published = np.array([update.published for update in run.updates])
-    swaps = np.searchsorted(published, end) - np.searchsorted(published, start)
-    seconds: Array = np.asarray(end - start - load_s * swaps, dtype=np.float64)
+    swaps = (np.searchsorted(published, end) - np.searchsorted(published, start)).astype(np.float64)
+    seconds: Array = end - start - load_s * swaps
     overlap = _overlap(start, end, run.updates)
-    base, per_request, attention = float(np.sum(seconds) / np.sum(tokens)), 0.0, 0.0
-    weights = columns = np.zeros(0)
+    longest = max(r.tokens for r in run.rolled) + round(run.prompt_mean)
+    room = longest * run.concurrency  # the events do not tell how large the cache is: never short
+    cost = RolloutCost(base_s=float(np.mean(end - start) / np.mean(tokens)), kv_tokens=room)
+    error = 0.0
     for _ in range(ROUNDS):
-        means = [
-            timeline.means(
-                base + per_request * np.maximum(timeline.running, 1) + attention * timeline.context
-            )
-            for timeline in timelines
-        ]
-        running = np.concatenate([mean[0] for mean in means])
-        context = np.concatenate([mean[1] for mean in means])
+        means = [worker.means(cost) for worker in workers]
+        running, context = _all([mean[0] for mean in means]), _all([mean[1] for mean in means])
         columns = np.stack(
             [np.ones_like(tokens), tokens, tokens * running, tokens * context, overlap, let_in], axis=1
         )
-        weights = _nonnegative(columns, seconds)
+        columns, spent = columns[counted], seconds[counted]
+        weights = _nonnegative(columns, spent)
         if weights[1] + weights[2] <= 0:  # context and requests rise together: take the requests
             columns[:, 3] = 0.0
-            weights = _nonnegative(columns, seconds)
-        base, per_request, attention = (float(weight) for weight in weights[1:4])
-        if base + per_request <= 0:
+            weights = _nonnegative(columns, spent)
+        if weights[1] + weights[2] <= 0:
             raise ConfigError("the events show no time for decoding; is this the event log of a real run?")
-    error = float(np.mean(np.abs(columns @ weights - seconds)) / np.mean(seconds))
-    longest = max(r.tokens for r in run.rolled) + round(run.prompt_mean)
-    cost = RolloutCost(
-        base_s=base,
-        per_request_s=per_request,
-        attention_per_token_s=attention,
-        latency_s=float(weights[0]),
-        load_s=load_s,
-        contention=min(0.99, float(weights[4])),
-        admit_s=float(weights[5]),
-        kv_tokens=longest * run.concurrency,  # never short of it: the events do not tell
-    )
+        error = float(np.mean(np.abs(columns @ weights - spent)) / np.mean(spent))
+        latency, base, per_request, attention, contention, admit = (float(weight) for weight in weights)
+        cost = RolloutCost(
+            base_s=base,
+            per_request_s=per_request,
+            attention_per_token_s=attention,
+            admit_s=admit,
+            latency_s=latency,
+            load_s=load_s,
+            contention=min(0.99, contention),
+            kv_tokens=room,
+        )
     return cost, error
+
+
+def _all(parts: Sequence[Array]) -> Array:
+    return np.concatenate(parts)
 
 
 def _trainer(run: RealRun) -> tuple[TrainerCost, float]:
@@ -251,7 +255,7 @@ def _trainer(run: RealRun) -> tuple[TrainerCost, float]:
 
 def _nonnegative(columns: Array, values: Array) -> Array:
     """Least squares without negative weights: the worst column goes until none is negative."""
-    kept = list(range(columns.shape[1]))
+    kept = [column for column in range(columns.shape[1]) if columns[:, column].any()]
     while kept:
         found: Any = np.linalg.lstsq(columns[:, kept], values, rcond=None)[0]
         if found.min() >= 0:

@@ -48,7 +48,8 @@ class RealRun(msgspec.Struct, kw_only=True):
     Attributes:
         rolled: every finished response, in the order in which they were handed in.
         updates: every published update.
-        loads: seconds from each publication until each worker first asked for work with those weights.
+        loads: seconds from each publication until each worker first got new work with those weights; until
+            the next publication, for a worker that had nothing in flight and got none.
         eta: the latest buffer of any reservation minus its version: the maximum staleness in use.
         batch_size, group_size: groups of a batch, most finished members of a group.
         started: the first reservation (s since the epoch).
@@ -132,7 +133,9 @@ class _Replay:
         self.loads: list[float] = []
         self.eta = self.batch_size = 0
         self.started = 0.0
-        self._issued: dict[tuple[int, int], tuple[int, float]] = {}  # (group, member) -> ordinal, when
+        # (group, member) -> ordinal, when, to whom
+        self._issued: dict[tuple[int, int], tuple[int, float, str]] = {}
+        self._in_flight: Counter[str] = Counter()  # by worker
         self._tokens: Counter[int] = Counter()  # group -> tokens
         self._occupied: dict[int, float] = {}
         self._taken: dict[int, tuple[float, list[int]]] = {}
@@ -168,20 +171,25 @@ class _Replay:
                 self._loaded.add(worker)
                 self.loads.append(at - self._published_at)
         for member in event["members"].split(","):
-            self._issued[int(event["group"]), int(member)] = (int(event["ordinal"]), at)
+            key = (int(event["group"]), int(member))
+            if key in self._issued:
+                self._in_flight[self._issued[key][2]] -= 1
+            self._issued[key] = (int(event["ordinal"]), at, event["worker"])
+            self._in_flight[event["worker"]] += 1
 
     def _complete(self, event: Event, at: float) -> None:
         group, member, tokens = int(event["group"]), int(event["member"]), int(event["tokens"])
-        issued = self._issued.get((group, member))
+        issued = self._issued.pop((group, member), None)
         if issued is None:
             return  # issued before the log begins
-        ordinal, started = issued
+        ordinal, started, worker = issued
+        self._in_flight[worker] -= 1
         self._tokens[group] += tokens
         self.rolled.append(
             Rolled(
                 ordinal=ordinal,
                 member=member,
-                worker=event["worker"],
+                worker=worker,
                 started=started,
                 finished=at,
                 tokens=tokens,
@@ -190,6 +198,9 @@ class _Replay:
 
     def _publish(self, event: Event, at: float) -> None:
         version = int(event["version"])
+        if self._published > 0:
+            idle = [w for w, count in self._in_flight.items() if count == 0 and w not in self._loaded]
+            self.loads += [at - self._published_at] * len(idle)
         self._published, self._published_at = version, at
         self._loaded.clear()
         taken = self._taken.get(version - 1)

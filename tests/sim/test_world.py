@@ -11,7 +11,6 @@ from roq import Scheduler
 from roq.errors import ConfigError
 from roq.sim.cost import load_cost
 from roq.sim.events import run_events
-from roq.sim.outcome import Outcome
 from roq.sim.policies import Policy, policy_names
 from roq.sim.policies.roq import Roq
 from roq.sim.scenario import Scenario, changed, limits
@@ -30,7 +29,7 @@ SMALL = Scenario(
 @pytest.mark.parametrize("eta", [1, 2])
 @pytest.mark.parametrize("policy", policy_names())
 def test_conservation(policy: str, eta: int, url: str) -> None:
-    """Every admitted group is trained, waiting, running or discarded; every decoded token is in one of them."""
+    """Every admitted group is trained, waiting, running or discarded; so is every decoded token."""
     scenario = Scenario(
         cost=SMALL.cost, eta=eta, batch_size=4, group_size=4, places=6, batches=12, trainer_gpus=2,
         lengths=SMALL.lengths,
@@ -87,12 +86,11 @@ def test_a_run_is_a_function_of_its_seed(policy: str, url: str) -> None:
 
 def test_roq_plays_the_worked_example(scenario: Make, url: str) -> None:
     """The table of docs/protocol.md, from the run's own events: A is group 1, B 2, and so on."""
-    # When each ends gives its length: A, D, C, E at 1 to 4, F and G at 5 and 6, v1 at 7, J 8, H 9, K 10, B 11,
-    # L 12, I 13, v2 at 14; G began at 1, H at 2, I to L at 7.
-    letters = dict(A=1, B=11, C=3, D=2, E=4, F=5, G=5, H=7, I=6, J=1, K=3, L=5)
-    world = World(
-        scenario(batch_size=4, places=6, batches=3), "roq", 0, url, groups(*letters.values(), *[50] * 12)
-    )
+    # When each ends gives its length: A, D, C, E at 1 to 4, F and G at 5 and 6, v1 at 7, J 8, H 9, K 10,
+    # B 11, L 12, I 13, v2 at 14; G began at 1, H at 2, I to L at 7.
+    lengths = (1, 11, 3, 2, 4, 5, 5, 7, 6, 1, 3, 5)
+    setting = scenario(batch_size=4, places=6, batches=3)
+    world = World(setting, "roq", 0, url, groups(*lengths, *[50] * 12))
     policy = world._policy
     assert isinstance(policy, Roq)
     outcome = world.run()
@@ -153,7 +151,7 @@ def test_the_bound_and_the_invariants_hold_on_the_real_server(url: str) -> None:
 
 
 def test_time_lost_although_a_batch_was_possible_is_counted(scenario: Make) -> None:
-    """A policy that withholds its batch from t = 2, when it could have had one, to t = 9, when the last ends."""
+    """A policy that withholds its batch from t = 2, when it could have one, to t = 9, when the last ends."""
 
     class Reluctant(Policy):
         name = "reluctant"
