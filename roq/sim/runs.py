@@ -16,6 +16,7 @@ import msgspec
 from roq._connect import connect
 from roq.server import EmbeddedServer
 from roq.sim.outcome import Outcome
+from roq.sim.policies import load_policy
 from roq.sim.scenario import Scenario
 from roq.sim.world import simulate
 
@@ -73,6 +74,8 @@ def run_cases(
     """
     for scenario in {id(case.scenario): case.scenario for case in cases}.values():
         scenario.checked().suits(scenario.workload(0))
+    for case in cases:
+        load_policy(case.policy).check(case.scenario)
     processes = min(processes, len(cases))
     needs_server = any(case.policy == "roq" for case in cases)
     context = multiprocessing.get_context("spawn")

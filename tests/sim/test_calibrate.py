@@ -48,7 +48,8 @@ def test_known_costs_are_found_again(url: str) -> None:
     )
     setting = Scenario(
         cost=cost, eta=2, batch_size=8, group_size=4, instances=2, places=24, trainer_gpus=1,
-        reprefill=False, batches=30, lengths=Lognormal(groups=400, median=300, prompt_sigma=0.0, prompt_median=20),
+        reprefill=False, batches=30,
+        lengths=Lognormal(groups=400, median=300, prompt_sigma=0.0, prompt_median=20),
     )  # fmt: skip
     run = observed(World(setting, "roq", 0, url), setting)
     fit = calibrate(run, "found", url)

@@ -104,7 +104,7 @@ def test_trl(scenario: Make) -> None:
     setting = scenario(batches=5, cost=flat(train_s=3.25))
     played = Played(setting, "trl", groups(1, 13, *[1] * 20))
     # beside the long 1, one after the other: 0 until 1, 2 until 2, …, n until n. v1 at 5.25, v2 at 8.5: by
-    # then 5 and 6 (begun at 4 and 5, at v0) are too old; at v3 9 is (begun at 8, v1); at v4 12 and the long one
+    # then 5 and 6 (begun at 4 and 5, at v0) are too old; at v3 9 is (begun at 8, v1); at v4 12 and 1
     assert played.batches == [[0, 2], [3, 4], [7, 8], [10, 11], [13, 14]]
     assert played.published == [5.25, 8.5, 11.75, 15.0, 18.25]
     assert played.discarded == [1, 5, 6, 9, 12]

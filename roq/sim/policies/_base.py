@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from roq.sim.instance import Group, Instance, Sample
 
 if TYPE_CHECKING:
+    from roq.sim.scenario import Scenario
     from roq.sim.world import World
 
 __all__ = ["Policy"]
@@ -21,9 +22,14 @@ class Policy(ABC):
     def __init__(self, world: World) -> None:
         self.world = world
         scenario = world.scenario
+        self.check(scenario)
         self.eta = scenario.eta
         self.batch_size = scenario.batch_size
         self.group_size = scenario.group_size
+
+    @classmethod
+    def check(cls, scenario: Scenario) -> None:  # noqa: B027
+        """Refuse (ConfigError) a scenario in which this mechanism can never fill a batch."""
 
     @abstractmethod
     def admit(self, instance: Instance) -> list[Sample]:

@@ -16,6 +16,7 @@ from roq.sim.instance import Group, Sample
 from roq.sim.policies._queue import QueuePolicy
 
 if TYPE_CHECKING:
+    from roq.sim.scenario import Scenario
     from roq.sim.world import World
 
 __all__ = ["POLICY"]
@@ -32,9 +33,13 @@ class Trl(QueuePolicy):
         self._kept: list[Group] = []
         self._rest: deque[Sample] = deque()  # of the group whose samples are being submitted
         self._in_flight = 0
-        if world.scenario.eta == 0:
-            raise ConfigError("trl admits eta * B * G samples at once: with eta = 0 it can generate nothing")
         super().__init__(world)
+
+    @classmethod
+    def check(cls, scenario: Scenario) -> None:
+        """Nothing is admitted with eta = 0."""
+        if scenario.eta == 0:
+            raise ConfigError("trl admits eta * B * G samples at once: with eta = 0 it can generate nothing")
 
     def submit(self) -> None:
         """Sample by sample, up to the cap."""
