@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean, median
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -255,15 +254,15 @@ def _trainer(run: RealRun) -> tuple[TrainerCost, float]:
 
 def _nonnegative(columns: Array, values: Array) -> Array:
     """Least squares without negative weights: the worst column goes until none is negative."""
+    weights: Array = np.zeros(columns.shape[1])
     kept = [column for column in range(columns.shape[1]) if columns[:, column].any()]
     while kept:
-        found: Any = np.linalg.lstsq(columns[:, kept], values, rcond=None)[0]
+        found: Array = np.linalg.lstsq(columns[:, kept], values, rcond=None)[0]
         if found.min() >= 0:
-            weights: Array = np.zeros(columns.shape[1])
             weights[kept] = found
-            return weights
+            break
         del kept[int(found.argmin())]
-    return np.zeros(columns.shape[1])
+    return weights
 
 
 def cost_toml(cost: CostModel, source: str) -> str:

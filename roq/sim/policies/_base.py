@@ -27,8 +27,8 @@ class Policy(ABC):
         self.batch_size = scenario.batch_size
         self.group_size = scenario.group_size
 
-    @classmethod
-    def check(cls, scenario: Scenario) -> None:  # noqa: B027
+    @classmethod  # noqa: B027 - most can fill any batch
+    def check(cls, scenario: Scenario) -> None:
         """Refuse (ConfigError) a scenario in which this mechanism can never fill a batch."""
 
     @abstractmethod
