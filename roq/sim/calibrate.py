@@ -254,10 +254,10 @@ def _trainer(run: RealRun) -> tuple[TrainerCost, float]:
 
 def _nonnegative(columns: Array, values: Array) -> Array:
     """Least squares without negative weights: the worst column goes until none is negative."""
-    weights: Array = np.zeros(columns.shape[1])
+    weights = np.zeros(columns.shape[1])
     kept = [column for column in range(columns.shape[1]) if columns[:, column].any()]
     while kept:
-        found: Array = np.linalg.lstsq(columns[:, kept], values, rcond=None)[0]
+        found = np.linalg.lstsq(columns[:, kept], values, rcond=None)[0].astype(np.float64)
         if found.min() >= 0:
             weights[kept] = found
             break

@@ -95,6 +95,6 @@ def run_cases(
                 found[futures[future]] = future.result()
                 on_outcome(futures[future])
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=True, cancel_futures=True)  # what runs needs its server to end
             raise
     return [found[case] for case in cases]
