@@ -5,17 +5,22 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 import msgspec
 
 from roq.cli._common import as_json, echo_json, notice
+from roq.client import Scheduler
 from roq.errors import ConfigError
+from roq.history import read_archive, read_events
 
 if TYPE_CHECKING:  # the simulator's packages are an extra
     from rich.console import RenderableType
@@ -36,6 +41,13 @@ def sim() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"the simulator needs {', '.join(missing)}: pip install 'roq[sim]'")
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    """SIGTERM: leave as Ctrl-C does, so that the servers end with us."""
+    sys.exit(143)
 
 
 def scenario_options(command: F) -> F:
@@ -219,22 +231,25 @@ def _split(text: str) -> tuple[int, int]:
 def calibrate(
     events: Path | None, url: str | None, run: str | None, name: str, out: Path | None, json_: bool
 ) -> None:
-    """Fit a cost model to a real run: its event log (a file, EVENTS) or the run itself (--redis, --run).
+    """Fit a cost model to a real run: its archive (EVENTS) or the run itself (--redis, --run).
 
-    The events should be whole. The model is checked by simulating that run with it.
+    An archive is what `roq events --archive` writes; it should be whole. The model
+    is checked by simulating that run with it.
     """
     from roq.sim.calibrate import calibrate as fit
     from roq.sim.calibrate import cost_toml
-    from roq.sim.events import RealRun, read_events, run_events
+    from roq.sim.events import RealRun
     from roq.sim.runs import scratch_server
     from roq.sim.tables import fit_table
 
-    if events is None and (url is None or run is None):
-        raise ConfigError("which run? Give a file of events, or --redis URL and --run NAME")
     if events is not None:
-        found, source = RealRun.replay(read_events(events)), f"the events in {events.name}"
+        found, source = RealRun.replay(read_archive(events)), f"the events in {events.name}"
+    elif url is not None and run is not None:
+        with Scheduler(url, run) as scheduler:
+            scheduler.config()  # an unknown run is the caller's mistake, not one without events
+            found, source = RealRun.replay(read_events(scheduler)), f"run {run}"
     else:
-        found, source = RealRun.replay(run_events(str(url), str(run))), f"run {run}"
+        raise ConfigError("which run? Give an archive of its events, or --redis URL and --run NAME")
     with scratch_server() as server:
         fitted = fit(found, name, server)
     if out is not None:

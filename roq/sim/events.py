@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import TextIO, cast
+from collections.abc import Iterable
 
 import msgspec
 
 from roq.errors import ConfigError
+from roq.history import Event, parse_place
 
-__all__ = ["RealRun", "Rolled", "Update", "open_text", "read_events", "run_events"]
-
-Event = dict[str, str]
-_PAGE = 1000
+__all__ = ["RealRun", "Rolled", "Update"]
 
 
 class Rolled(msgspec.Struct, kw_only=True):
@@ -144,41 +138,39 @@ class _Replay:
         self._loaded: set[str] = set()
 
     def read(self, event: Event) -> None:
-        at = int(event["id"].partition("-")[0]) / 1000
-        match event.get("event"):
+        match event.name:
             case "reserve" | "issue" | "reissue" as name:
-                self._issue(event, at, new=name == "reserve")
+                self._issue(event, event.time, new=name == "reserve")
             case "complete":
-                self._complete(event, at)
+                self._complete(event, event.time)
             case "occupy":
-                self._occupied[int(event["group"])] = at
+                self._occupied[event.number("group")] = event.time
             case "take":
-                groups = [int(group) for group in event["groups"].split()]
+                groups = [int(group) for group in event.get("groups").split()]
                 self.batch_size = max(self.batch_size, len(groups))
-                self._taken[int(event["version"])] = (at, groups)
+                self._taken[event.number("version")] = (event.time, groups)
             case "publish":
-                self._publish(event, at)
+                self._publish(event, event.time)
             case _:
                 pass
 
     def _issue(self, event: Event, at: float, *, new: bool) -> None:
         self.started = self.started or at
-        version = int(event["v_traj"])
+        version, worker = event.number("v_traj"), event.get("worker")
         if new:
-            self.eta = max(self.eta, int(event["at"].partition(".")[0]) - version)
-            worker = event["worker"]
+            self.eta = max(self.eta, parse_place(event.get("at")).buffer - version)
             if version == self._published > 0 and worker not in self._loaded:
                 self._loaded.add(worker)
                 self.loads.append(at - self._published_at)
-        for member in event["members"].split(","):
-            key = (int(event["group"]), int(member))
+        for member in event.get("members").split(","):
+            key = (event.number("group"), int(member))
             if key in self._issued:
                 self._in_flight[self._issued[key][2]] -= 1
-            self._issued[key] = (int(event["ordinal"]), at, event["worker"])
-            self._in_flight[event["worker"]] += 1
+            self._issued[key] = (event.number("ordinal"), at, worker)
+            self._in_flight[worker] += 1
 
     def _complete(self, event: Event, at: float) -> None:
-        group, member, tokens = int(event["group"]), int(event["member"]), int(event["tokens"])
+        group, member, tokens = event.number("group"), event.number("member"), event.number("tokens")
         issued = self._issued.pop((group, member), None)
         if issued is None:
             return  # issued before the log begins
@@ -197,7 +189,7 @@ class _Replay:
         )
 
     def _publish(self, event: Event, at: float) -> None:
-        version = int(event["version"])
+        version = event.number("version")
         if self._published > 0:
             idle = [w for w, count in self._in_flight.items() if count == 0 and w not in self._loaded]
             self.loads += [at - self._published_at] * len(idle)
@@ -206,7 +198,7 @@ class _Replay:
         taken = self._taken.get(version - 1)
         if taken is None:
             return
-        figures = cast("dict[str, float]", json.loads(event.get("metrics") or "{}"))
+        figures = event.metrics
         self.updates.append(
             Update(
                 version=version,
@@ -218,48 +210,3 @@ class _Replay:
                 trajectories=int(figures.get("trajectories", 0)),
             )
         )
-
-
-def open_text(path: Path) -> TextIO:
-    """A text file, compressed or not.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        if path.suffix == ".gz":
-            return gzip.open(path, "rt", encoding="utf-8")
-        return path.open(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def read_events(path: str | Path) -> Iterator[Event]:
-    """Events from a file: one JSON object a line with ``id`` and the event's fields; ``.gz`` or not.
-
-    Raises:
-        ConfigError: the file cannot be read or a line is no event.
-    """
-    with open_text(Path(path)) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                event = msgspec.json.decode(line, type=Event)
-            except msgspec.DecodeError as error:
-                raise ConfigError(f"{path}, line {number}: {error}") from None
-            if "id" not in event:
-                raise ConfigError(f"{path}, line {number}: an event has an id; this has none")
-            yield event
-
-
-def run_events(url: str, run: str, after: str = "0-0") -> Iterator[Event]:
-    """Events of a run from its server, oldest first, those after an id alone."""
-    from roq._connect import connect
-    from roq._keys import keys_of
-
-    client = connect(url)
-    key, start = keys_of(run)["events"], f"({after}"
-    while page := client.xrange(key, start, "+", count=_PAGE):
-        for entry, fields in page:
-            yield {"id": entry.decode()} | {name.decode(): value.decode() for name, value in fields.items()}
-        start = f"({page[-1][0].decode()}"
-    client.close()

@@ -72,7 +72,7 @@ def run_cases(
     Raises:
         ConfigError: a case cannot work.
     """
-    for scenario in {id(case.scenario): case.scenario for case in cases}.values():
+    for scenario in dict.fromkeys(case.scenario for case in cases):
         scenario.checked().suits(scenario.workload(0))
     for case in cases:
         load_policy(case.policy).check(case.scenario)

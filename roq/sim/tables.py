@@ -40,10 +40,14 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
+
+
 def staleness_table(found: Staleness) -> RenderableType:
     """Experiment 1."""
     table = _table(
-        f"batches by staleness ({found.seeds} seeds)",
+        f"batches by staleness ({_seeds(found.seeds)})",
         "η", "batches", f"all of {found.size}", "none above η", "mean", "max", "tokens/s",
         "rollout limit", "trainer limit", "of the smaller", "avoidable wait: steps", "time",
     )  # fmt: skip
@@ -66,7 +70,7 @@ def comparison_tables(found: Comparison, *, with_article: bool) -> RenderableTyp
     for eta, limits in found.limits.items():
         rows = [row for row in found.rows if row.eta == eta]
         table = _table(
-            f"η = {eta}: effective throughput, tokens/s ({found.seeds} seeds, ± one standard deviation)",
+            f"η = {eta}: effective throughput, tokens/s ({_seeds(found.seeds)}, ± one standard deviation)",
             "mechanism", cold, "roq is", *(["article"] if with_article else []),
             *([steady, "roq is"] if rows[0].steady else []),
             "L2", "L3", "trainer idle", "places empty", "staleness", "max", "of limit",
@@ -85,7 +89,7 @@ def comparison_tables(found: Comparison, *, with_article: bool) -> RenderableTyp
 def plan_table(found: Plan) -> RenderableType:
     """Every setting of a plan, the recommended one marked."""
     table = _table(
-        f"settings ({found.seeds} seeds, batches from {min(10, found.batches - 1)} to {found.batches})",
+        f"settings ({_seeds(found.seeds)}, batches from {min(10, found.batches - 1)} to {found.batches})",
         "", "η", "places", "instances", "trainer GPUs", "slots", "candidates", "tokens/s", "rollout limit",
         "trainer limit", "of limit", "trainer idle", "places empty", "staleness", "max", "thrown away",
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,14 +12,15 @@ import numpy as np
 from msgspec import Meta
 
 from roq.errors import ConfigError
-from roq.sim.events import RealRun, open_text, read_events
+from roq.history import read_archive
+from roq.sim.events import RealRun
 
 __all__ = ["Lengths", "Lognormal", "Workload", "load_trace", "workload_of_run"]
 
 Tokens = Annotated[int, Meta(ge=1)]
 
 
-class Lengths(msgspec.Struct, frozen=True):
+class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One group: tokens of its prompt, and of each candidate's response."""
 
     prompt: Tokens
@@ -108,7 +110,7 @@ class Lognormal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def load_trace(path: str | Path, size: int) -> Workload:
-    """A workload from a file: JSONL of ``{"prompt": 130, "responses": [812, 9041, …]}``, or a run's events.
+    """A workload from a file: JSONL of ``{"prompt": 130, "responses": [812, 9041, …]}``, or a run's archive.
 
     Either may be compressed (``.gz``). ``size`` is how many responses of a group are needed.
 
@@ -116,24 +118,26 @@ def load_trace(path: str | Path, size: int) -> Workload:
         ConfigError: the file cannot be read, a line is no group, or a group has too few responses.
     """
     path = Path(path)
-    with open_text(path) as file:
-        first = file.readline()
-    if '"event"' in first:
-        return workload_of_run(RealRun.replay(read_events(path)), size, path.name)
+    try:
+        data = path.read_bytes()
+        lines = (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if lines and b'"event"' in lines[0]:
+        return workload_of_run(RealRun.replay(read_archive(path)), size, path.name)
     groups: list[Lengths] = []
-    with open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                group = msgspec.json.decode(line, type=Lengths)
-            except (msgspec.ValidationError, msgspec.DecodeError) as error:
-                raise ConfigError(f"{path}, line {number}: {error}") from None
-            if len(group.responses) < size:
-                raise ConfigError(
-                    f"{path}, line {number}: a group of {len(group.responses)} responses; {size} are needed"
-                )
-            groups.append(group)
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            group = msgspec.json.decode(line, type=Lengths)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+        if len(group.responses) < size:
+            raise ConfigError(
+                f"{path}, line {number}: a group of {len(group.responses)} responses; {size} are needed"
+            )
+        groups.append(group)
     if not groups:
         raise ConfigError(f"{path} holds no group")
     return Workload(groups, f"trace {path.name}: {len(groups):,} groups")

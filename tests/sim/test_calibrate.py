@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from roq.errors import ConfigError
+from roq.history import read_archive
 from roq.sim.calibrate import calibrate, cost_toml
 from roq.sim.cost import CostModel, RolloutCost, TrainerCost
-from roq.sim.events import RealRun, Rolled, Update, read_events
+from roq.sim.events import RealRun, Rolled, Update
 from roq.sim.scenario import Scenario
 from roq.sim.workload import Lognormal, load_trace
 from roq.sim.world import World
@@ -22,7 +23,7 @@ DATA = Path(__file__).with_name("data")
 @pytest.mark.parametrize("name", ["gcd-eta1", "gcd-eta3"])
 def test_the_example_job_on_two_cores(name: str, url: str) -> None:
     """``roq up examples/gcd.toml`` as it is, and with eta = 3 and 32 places: within 15% of the real time."""
-    run = RealRun.replay(read_events(DATA / f"{name}.jsonl.gz"))
+    run = RealRun.replay(read_archive(DATA / f"{name}.jsonl.gz"))
     fit = calibrate(run, name, url)
     assert (fit.eta, fit.batch_size, fit.group_size, fit.instances) == (int(name[-1]), 16, 8, 2)
     assert len(run.updates) == 48
@@ -30,7 +31,7 @@ def test_the_example_job_on_two_cores(name: str, url: str) -> None:
 
 
 def test_the_events_are_read_as_they_are() -> None:
-    run = RealRun.replay(read_events(DATA / "gcd-eta1.jsonl.gz"))
+    run = RealRun.replay(read_archive(DATA / "gcd-eta1.jsonl.gz"))
     assert run.concurrency == 64
     assert run.prompt_mean == 25
     assert sum(update.response_tokens for update in run.updates[:2]) == 991 + 791
@@ -129,29 +130,19 @@ def test_a_fitted_model_can_be_written_and_read() -> None:
 def test_a_log_without_training_teaches_nothing(tmp_path: Path) -> None:
     (tmp_path / "e.jsonl").write_text('{"id": "1-0", "event": "created"}\n{"id": "2-0", "event": "news"}\n')
     with pytest.raises(ConfigError, match="no published update and no finished response"):
-        RealRun.replay(read_events(tmp_path / "e.jsonl"))
+        RealRun.replay(read_archive(tmp_path / "e.jsonl"))
 
 
 def test_too_short_a_run(url: str) -> None:
-    run = RealRun.replay(read_events(DATA / "gcd-eta1.jsonl.gz"))
+    run = RealRun.replay(read_archive(DATA / "gcd-eta1.jsonl.gz"))
     with pytest.raises(ConfigError, match="too few to fit"):
         calibrate(msgspec.structs.replace(run, updates=run.updates[:2]), "short", url)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [("{", "line 1"), ('{"event": "take"}', "line 1: an event has an id"), ('{"id": 3}', "line 1")],
-)
-def test_lines_that_are_no_events(line: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "e.jsonl").write_text(line + "\n")
-    with pytest.raises(ConfigError, match=message):
-        list(read_events(tmp_path / "e.jsonl"))
 
 
 def test_an_event_log_is_a_workload(tmp_path: Path) -> None:
     """The lengths of the first groups are those of the run, in its order."""
     workload = load_trace(DATA / "gcd-eta1.jsonl.gz", 8)
-    run = RealRun.replay(read_events(DATA / "gcd-eta1.jsonl.gz"))
+    run = RealRun.replay(read_archive(DATA / "gcd-eta1.jsonl.gz"))
     assert len(workload.groups) == 48 * 16
     assert workload[0].responses == tuple(run.lengths()[0])
     assert workload[0].prompt == 25

@@ -9,8 +9,8 @@ import pytest
 
 from roq import Scheduler
 from roq.errors import ConfigError
+from roq.history import Event, read_events
 from roq.sim.cost import load_cost
-from roq.sim.events import run_events
 from roq.sim.policies import Policy, policy_names
 from roq.sim.policies.roq import Roq
 from roq.sim.scenario import Scenario, changed, limits
@@ -98,25 +98,23 @@ def test_roq_plays_the_worked_example(scenario: Make, url: str) -> None:
 
     names = {str(number): letter for number, letter in enumerate("ABCDEFGHIJKLMNOPQRSTUVWX", start=1)}
 
-    def said(event: dict[str, str]) -> str:
-        moves = " ".join(
-            f"{names[move.partition(':')[0]]} to {move.partition('>')[2]}"
-            for move in event.get("moves", "").split()
-        )
-        who = names.get(event.get("group", ""), "")
-        match event["event"]:
+    def said(event: Event) -> str:
+        moves = " ".join(f"{names[str(move.group)]} to {move.target}" for move in event.moves)
+        who = names.get(event.get("group"), "")
+        match event.name:
             case "reserve":
-                return f"{who} {event['at']}"
+                return f"{who} {event.get('at')}"
             case "occupy":
-                return f"{who} done {event['at']}" + (f", {moves}" if moves else "")
+                return f"{who} done {event.get('at')}" + (f", {moves}" if moves else "")
             case "take":
-                return "take " + "".join(names[group] for group in event["groups"].split())
+                return "take " + "".join(names[group] for group in event.get("groups").split())
             case "publish":
-                return f"v{event['version']}"
+                return f"v{event.get('version')}"
             case _:
                 return ""
 
-    told = [line for event in run_events(url, policy.run) if (line := said(event))]
+    with Scheduler(url, policy.run) as scheduler:
+        told = [line for event in read_events(scheduler) if (line := said(event))]
     assert told[: told.index("take JKLI") + 1] == [
         "A 1.4", "B 1.3", "C 1.2", "D 1.1", "E 0.4", "F 0.3",
         "A done 0.1, F to 1.4", "G 0.3",

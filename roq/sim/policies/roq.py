@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from roq.client import Scheduler
 from roq.errors import ConfigError, Refused, RoqError
+from roq.history import BEGINNING, read_events
 from roq.sim.bound import batch_possible
-from roq.sim.events import run_events
 from roq.sim.instance import Group, Instance, Sample
 from roq.sim.policies._base import Policy
 from roq.trajectory import Trajectory
@@ -49,7 +49,7 @@ class Roq(Policy):
         self._samples: dict[tuple[int, int, int], Sample] = {}
         self._refused: set[Instance] = set()
         self._ready: set[int] = set()
-        self._seen = "0-0"
+        self._seen = BEGINNING
 
     def admit(self, instance: Instance) -> list[Sample]:
         """Reserve for the free places."""
@@ -147,10 +147,10 @@ class Roq(Policy):
                 if sample is not None:
                     self._forget(sample)
                     self.world.abort(sample)
-        for event in run_events(self.scheduler.url, self.run, self._seen):
-            self._seen = event["id"]
-            if event["event"] == "discarded" and int(event["group"]) in self._groups:
-                self._discard(self._groups[int(event["group"])])
+        for event in read_events(self.scheduler, self._seen):
+            self._seen = event.id
+            if event.name == "discarded" and event.number("group") in self._groups:
+                self._discard(self._groups[event.number("group")])
         self._refused.clear()
 
     def _discard(self, group: Group) -> None:
