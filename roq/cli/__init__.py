@@ -10,7 +10,7 @@ import logging
 
 import click
 
-from roq.cli import _admin, _board, _control, _history, _look, _metrics, _run
+from roq.cli import _admin, _board, _control, _history, _look, _metrics, _run, _sim
 from roq.cli._common import EchoLog, Group
 
 __all__ = ["main"]
@@ -28,6 +28,6 @@ def main() -> None:
         log.addHandler(EchoLog())
 
 
-for module in (_run, _look, _history, _board, _metrics, _control, _admin):
+for module in (_run, _look, _history, _board, _metrics, _control, _admin, _sim):
     for command in module.COMMANDS:
         main.add_command(command)

@@ -112,6 +112,13 @@ def test_a_wheel_holds_the_boards_page(wheel: Path) -> None:
     assert {"index.html", "state.js", *vendored} <= packed.keys()
 
 
+def test_a_wheel_holds_the_simulators_cost_models(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("roq/sim/costs/")}
+    assert packed == {f"roq/sim/costs/{file.name}" for file in (ROOT / "roq/sim/costs").glob("*.toml")}
+    assert packed
+
+
 def test_the_core_imports_without_the_engines(core: Path) -> None:
     code = (
         "import json, sys, roq, roq._library, roq.cli\n"

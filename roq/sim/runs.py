@@ -1,0 +1,100 @@
+"""Many simulations at once: worker processes, a server of its own for each, a progress bar."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+import msgspec
+
+from roq._connect import connect
+from roq.server import EmbeddedServer
+from roq.sim.outcome import Outcome
+from roq.sim.policies import load_policy
+from roq.sim.scenario import Scenario
+from roq.sim.world import simulate
+
+__all__ = ["Case", "run_cases", "scratch_server"]
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One simulation."""
+
+    scenario: Scenario
+    policy: str
+    seed: int
+
+
+@contextmanager
+def scratch_server() -> Generator[str]:
+    """The URL of a server whose data nobody needs afterwards: no append-only file, gone at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="roq-sim-"))
+    server = EmbeddedServer(folder)
+    try:
+        server.start()
+        client = connect(server.url)
+        client.config_set("appendonly", "no")
+        client.close()
+        yield server.url
+    finally:
+        server.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_url: str | None = None  # of this worker process's server
+
+
+def _begin(urls: SimpleQueue[str | None]) -> None:
+    global _url  # noqa: PLW0603 - how an initializer hands things to a pool's tasks
+    _url = urls.get()
+
+
+def _work(case: Case) -> Outcome:
+    return simulate(case.scenario, case.policy, case.seed, _url)
+
+
+def run_cases(
+    cases: Sequence[Case], processes: int, on_outcome: Callable[[Case], None] = lambda _: None
+) -> list[Outcome]:
+    """Simulate all cases; the outcomes in their order.
+
+    Args:
+        cases: what to simulate.
+        processes: how many at once.
+        on_outcome: called when a case has ended.
+
+    Raises:
+        ConfigError: a case cannot work.
+    """
+    for scenario in dict.fromkeys(case.scenario for case in cases):
+        scenario.checked().suits(scenario.workload(0))
+    for case in cases:
+        load_policy(case.policy).check(case.scenario)
+    processes = min(processes, len(cases))
+    needs_server = any(case.policy == "roq" for case in cases)
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        urls: SimpleQueue[str | None] = context.SimpleQueue()
+        for _ in range(processes):
+            urls.put(stack.enter_context(scratch_server()) if needs_server else None)
+        pool = stack.enter_context(
+            ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(urls,))
+        )
+        # the longest first: those that talk to a server, then by length
+        order = sorted(cases, key=lambda case: (case.policy != "roq", -case.scenario.batches))
+        futures = {pool.submit(_work, case): case for case in order}
+        found: dict[Case, Outcome] = {}
+        try:
+            for future in as_completed(futures):
+                found[futures[future]] = future.result()
+                on_outcome(futures[future])
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)  # what runs needs its server to end
+            raise
+    return [found[case] for case in cases]
