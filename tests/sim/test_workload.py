@@ -69,5 +69,5 @@ def test_traces_that_cannot_be(text: str, message: str, tmp_path: Path) -> None:
 
 
 def test_no_such_trace(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: .*No such file"):
+    with pytest.raises(ConfigError, match=r"cannot be read: .*No such file"):
         load_trace(tmp_path / "nothing.jsonl", 2)
