@@ -293,6 +293,8 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
 
             may_ask = refused is None and free > granted
             until = max(0.0, reserve_at - time.monotonic()) if may_ask else 1.0
+            if newest > engine.version and swap is None and (settings.partial_rollout or not held):
+                until = 0.0  # the answer just now told of new weights: no signal will come for them
             idle, blocked = not held, bool(held) and refused is not None
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), until)
