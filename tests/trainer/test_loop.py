@@ -154,6 +154,8 @@ def test_trains_to_the_end(prepare, ranks: dict[str, int], kind: str) -> None:
     assert kept[-1] == "v00000004"
     assert len(kept) <= 2  # the newest, and one that the worker may still have pinned
     assert Path(setup.job.model.path).is_dir()
+    published = setup.dir / "weights" / "v00000004" / "model.safetensors"
+    assert published.stat().st_mode & 0o044, "workers that are other users read it too"
 
 
 def test_ranks_end_with_torchrun(prepare) -> None:

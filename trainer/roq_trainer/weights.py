@@ -243,6 +243,13 @@ def export(model: torch.nn.Module, shape: ModelShape, source: Path, target: Path
                 pass
 
 
+def _umask() -> int:
+    """The process's file mode creation mask: reading it means setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
 def _write(tensors: Iterator[tuple[str, torch.Tensor]], source: Path, target: Path) -> None:
     temporary = target.with_name(f".tmp-{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -254,7 +261,9 @@ def _write(tensors: Iterator[tuple[str, torch.Tensor]], source: Path, target: Pa
     def flush() -> None:
         nonlocal size, files
         files += 1
-        save_file(held, temporary / f"part-{files}", metadata={"format": "pt"})
+        part = temporary / f"part-{files}"
+        save_file(held, part, metadata={"format": "pt"})
+        part.chmod(0o666 & ~_umask())  # safetensors makes it its owner's alone; workers may be other users
         weight_map.update(dict.fromkeys(held, files))
         held.clear()
         size = 0
