@@ -29,7 +29,7 @@ class Function(msgspec.Struct, frozen=True):
 
 _CLAIM = ("group:integer", "member:integer", "token:integer", "worker:name")
 
-CREATE = Function("create", ("config:text", "weights:text"))
+CREATE = Function("create", ("config:bytes", "weights:text"))
 RESERVE = Function("reserve", ("worker:name", "version:integer", "limit:integer"), once=True)
 RENEW = Function("renew", ("worker:name", "version:optional", "info:text", "acknowledged:integer"))
 COMPLETE = Function(

@@ -468,7 +468,10 @@ class Operations:
         self, claim: Reservation, keep: bool, reason: str, advantages: Sequence[float] | None
     ) -> Operation[Completion]:
         # as text: the library keeps all digits of a number that it does not parse
-        given = "" if advantages is None else json.dumps([repr(float(value)) for value in advantages])
+        try:
+            given = "" if advantages is None else json.dumps([repr(float(value)) for value in advantages])
+        except (TypeError, ValueError) as error:
+            raise Invalid(f"advantages must be numbers, one for each member: {error}") from None
         why = "" if keep else _reason(reason)
         return self._ask(f.FINISH, Completion, claim.group, claim.token, claim.worker, keep, why, given)
 

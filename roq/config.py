@@ -39,6 +39,8 @@ NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
+FUNCTION = r"\A[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z"
+"""``module:function``, as it can be imported."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -82,7 +84,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_attempts: Positive = 8
     on_drop: Literal["requeue", "discard"] = "requeue"
     filter_zero_variance: bool = False
-    post_process: Annotated[str, Meta(pattern=r"^[\w.]+:\w+$")] | None = None
+    post_process: Annotated[str, Meta(pattern=FUNCTION)] | None = None
     stuck_timeout_s: Seconds | None = None
     max_inflight: Positive | None = None
     max_payload_bytes: Positive | None = None
@@ -226,7 +228,7 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     processes: Positive = 1
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[\w.]+:\w+", self.function):
+        if not re.fullmatch(FUNCTION, self.function):
             raise ValueError(f"function = {self.function!r} must look like module:function")
 
 

@@ -49,7 +49,7 @@ end
 
 transition.plain({
   name = "create",
-  arguments = { "config:text", "weights:text" },
+  arguments = { "config:bytes", "weights:text" },
   apply = function(keys, args)
     local key = context.keys(keys)
     local wanted = text.object(args.config)

@@ -59,6 +59,9 @@ transition.define({
       return { status = groups.retire(run, record, "filter", args.reason) }
     end
     groups.finished(run, record, advantages)
+    if run.config.max_inflight then
+      events.signal(run, "inflight")
+    end
     return finishing.occupy(run, record)
   end,
 })

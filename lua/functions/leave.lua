@@ -22,9 +22,11 @@ transition.define({
       events.signal(run, "release")
     end
     local left = workers.count_claims(run, args.worker)
-    if left == 0 and redis.call("ZSCORE", run.key.heartbeats, args.worker) then
-      workers.remove(run, args.worker, false)
-      events.log(run, "worker_left", { "worker", args.worker })
+    if left == 0 then
+      if redis.call("ZSCORE", run.key.heartbeats, args.worker) then
+        events.log(run, "worker_left", { "worker", args.worker })
+      end
+      workers.remove(run, args.worker, false) -- also one that was lost: it asks for nothing more
     end
     return { left = left }
   end,

@@ -12,6 +12,25 @@ local function whole(value)
   end
 end
 
+-- Whether text is valid UTF-8: what stands in JSON replies must be. (RFC 3629, section 4.)
+local function is_utf8(value)
+  if not string.find(value, "[\128-\255]") then
+    return true
+  end
+  for _, sequence in ipairs({
+    "[\194-\223][\128-\191]",
+    "\224[\160-\191][\128-\191]",
+    "[\225-\236\238\239][\128-\191][\128-\191]",
+    "\237[\128-\159][\128-\191]",
+    "\240[\144-\191][\128-\191][\128-\191]",
+    "[\241-\243][\128-\191][\128-\191][\128-\191]",
+    "\244[\128-\143][\128-\191][\128-\191]",
+  }) do
+    value = string.gsub(value, sequence, "")
+  end
+  return not string.find(value, "[\128-\255]")
+end
+
 -- A finite number as text, since cjson would cut it to 14 digits. Equal numbers give equal texts.
 function M.float(value)
   local number = tonumber(value)
@@ -24,7 +43,7 @@ end
 local kinds = {
   -- Bounded: reasons, what workers say of themselves, configurations. Data is `bytes`, with limits of its own.
   text = function(value)
-    return #value <= MOST_TEXT and value or nil
+    return #value <= MOST_TEXT and is_utf8(value) and value or nil
   end,
   bytes = function(value)
     return value
@@ -57,8 +76,9 @@ function M.read(declared, argv)
     local name, kind = string.match(declaration, "^([%w_]+):(%w+)$")
     local value = kinds[kind](argv[i])
     if value == nil then
-      local limit = kind == "text" and string.format(": %d bytes, at most %d", #argv[i], MOST_TEXT) or ""
-      refuse.with("INVALID", "%s is not a valid %s (%s)%s", string.sub(argv[i], 1, 40), kind, name, limit)
+      local shown = string.gsub(string.sub(argv[i], 1, 40), "[%c\128-\255]", "?")
+      local limit = kind == "text" and string.format(": UTF-8 of at most %d bytes", MOST_TEXT) or ""
+      refuse.with("INVALID", "%s is not a valid %s (%s)%s", shown, kind, name, limit)
     end
     args[name] = value
   end

@@ -26,7 +26,8 @@ function M.touch(run, worker)
   if redis.call("ZADD", run.key.heartbeats, text.int(run.now + run.config.lease_ms), worker) == 0 then
     return M.read(run, worker)
   end
-  local record = { worker = worker, since = run.now }
+  local left = redis.call("ZSCORE", run.key.departed, worker)
+  local record = { worker = worker, since = run.now, draining = left and tonumber(left) % 1 ~= 0 or nil }
   redis.call("ZREM", run.key.departed, worker)
   M.write(run, record)
   events.log(run, "worker_joined", { "worker", worker })
@@ -80,7 +81,7 @@ end
 -- Tell a worker, at its next renewal, to stop generating a claim.
 function M.tell_cancelled(run, worker, name, token, reason)
   local sequence = context.next(run, "next_cancel")
-  reason = string.gsub(reason, "[%s%c%z]+", "_")
+  reason = reason == "" and "unknown" or string.gsub(reason, "[%s%c%z]+", "_")
   local entry = string.format("%s %012.0f %s %.0f %s", worker, sequence, name, token, reason)
   redis.call("ZADD", run.key.cancelled, "0", entry)
 end
@@ -111,14 +112,17 @@ end
 -- Remove what describes a worker that holds no claim. One that lost claims may wake and must be told:
 -- its cancellations stay, for the most recent of such workers.
 local function remove(run, worker, told)
+  local draining = told and M.read(run, worker).draining
   redis.call("ZREM", run.key.heartbeats, worker)
   redis.call("HDEL", run.key.workers, worker)
   redis.call("HDEL", run.key.pins, worker)
   if not told then
     redis.call("ZREMRANGEBYLEX", run.key.cancelled, of(worker))
+    redis.call("ZREM", run.key.departed, worker)
     return
   end
-  redis.call("ZADD", run.key.departed, text.int(run.now), worker)
+  -- Half a millisecond says that it was asked to go: it is still to go when it wakes.
+  redis.call("ZADD", run.key.departed, text.int(run.now) .. (draining and ".5" or ""), worker)
   if redis.call("ZCARD", run.key.departed) > REMEMBERED then
     local oldest = redis.call("ZPOPMIN", run.key.departed)[1]
     redis.call("ZREMRANGEBYLEX", run.key.cancelled, of(oldest))

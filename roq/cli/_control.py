@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import click
@@ -108,9 +109,11 @@ def dead(
         known = {letter.ordinal for letter in letters}
         if unknown := [ordinal for ordinal in requeue if ordinal not in known]:
             raise NotReady(f"not dead letters: {', '.join(map(str, unknown))}; nothing was put back")
-        chosen = sorted(known) if requeue_all else sorted(set(requeue))
-        for ordinal in chosen:
-            scheduler.revive(ordinal, reason)
+        chosen: list[int] = []
+        for ordinal in sorted(known) if requeue_all else sorted(set(requeue)):
+            with suppress(NotReady):  # somebody else has put it back meanwhile
+                scheduler.revive(ordinal, reason)
+                chosen.append(ordinal)
     if json_:
         echo_json({"dead": letters, "requeued": chosen})
     elif chosen:

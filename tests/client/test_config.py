@@ -10,6 +10,7 @@ import pytest
 
 from roq import ConfigError, InvalidTrajectory, RoqError, RunConfig, Scheduler, Trajectory
 from roq._session import is_transient
+from roq.config import Reward
 from tests.conftest import Server
 from tests.protocol.play import trajectory
 
@@ -181,3 +182,11 @@ def test_the_stuck_timeout_drops_all_that_was_there(sched: Scheduler) -> None:
         sched.take("t2")
     assert sched.status().ledger.discarded == 40
     assert sched.verify() == []
+
+
+@pytest.mark.parametrize("name", ["a:b\n", "..:x", "a:", ":b", "a.b", "a:b:c", "1a:b", "a b:c", "a:b.c"])
+def test_names_of_functions_that_cannot_be(name: str) -> None:
+    with pytest.raises(ConfigError):
+        RunConfig(eta=1, batch_size=1, post_process=name).checked()
+    with pytest.raises(ValueError, match="module:function"):
+        Reward(function=name)

@@ -226,7 +226,6 @@ class Model:
         return "pending"
 
     def expire(self, worker: str) -> None:
-        self.draining.discard(worker)
         for group, m in self.claims_of(worker):
             if m in group.leased(worker):  # it may have gone with its group
                 self.reopen(group, m, failed=True, keep=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -139,6 +141,14 @@ def test_advantages_that_cannot_be(sched: Scheduler, advantages: list[float]) ->
     with pytest.raises(Invalid):
         sched.finish(claim, advantages=advantages)
     assert sched.finish(claim).status == "occupied"  # nothing was done
+
+
+@pytest.mark.parametrize("advantages", [["x", 1], [None, 1], [[1.0], 2.0]], ids=str)
+def test_advantages_that_are_no_numbers(sched: Scheduler, advantages: list[Any]) -> None:
+    claim = all_in(sched)
+    with pytest.raises(Invalid, match="must be numbers"):
+        sched.finish(claim, advantages=advantages)
+    assert sched.finish(claim).status == "occupied"
 
 
 @pytest.mark.parametrize("advantages", ["x", "3", '{"a":1}', "[null,1]", "[[1],2]", '["1e999","1"]'])

@@ -28,14 +28,18 @@ def test_a_drained_worker_gets_nothing_and_keeps_what_it_has(sched: Scheduler) -
     assert sched.verify() == []
 
 
-def test_draining_ends_with_the_lease(sched: Scheduler) -> None:
-    """A name that comes back is a new worker."""
+def test_a_drained_worker_that_wakes_is_still_to_go(sched: Scheduler) -> None:
+    """Its lease ran out before it heard of it."""
     sched.create(RunConfig(eta=1, batch_size=2))
-    sched.renew("w0")
+    sched.reserve("w0", 0, 1)
     sched.drain("w0")
     expire(sched, "w0")
     sched.renew("observer")
-    assert sched.reserve("w0", 0, 1).refused is None
+    assert sched.reserve("w0", 0, 1).refused == "draining"
+    assert sched.renew("w0").draining
+    sched.leave("w0")
+    assert sched.verify() == []
+    assert sched.reserve("w0", 0, 1).refused is None, "once it has left, its name is free"
 
 
 def test_only_attached_workers_drain(sched: Scheduler) -> None:
@@ -131,3 +135,43 @@ def test_texts_have_a_limit(sched: Scheduler) -> None:
     with pytest.raises(redis.ResponseError, match=r"ROQ_INVALID.*at most 65536"):
         sched._redis.execute_command("FCALL", "roq_renew", len(keys), *keys, "w0", "0", "x" * 70_000, "0")
     assert sched.status().workers == []
+
+
+def raw(sched: Scheduler, function: str, *values: str | int | bytes) -> None:
+    """A call typed by hand, without the client's checks."""
+    keys = list(sched._operations.keys.values())
+    sched._redis.execute_command("FCALL", f"roq_{function}", len(keys), *keys, *values)
+
+
+def test_reasons_typed_by_hand(sched: Scheduler) -> None:
+    """An empty one harms nobody; bytes that are no text are refused, since they could not be told."""
+    sched.create(RunConfig(eta=1, batch_size=4, post_process="m:f"))
+    claims = sched.reserve("w0", 0, 4).reservations
+    raw(sched, "drop", "", claims[0].group, "", "")
+    assert [c.group for c in sched.renew("w0").cancelled] == [claims[0].group]
+    for bad in (b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"a\x80"):
+        with pytest.raises(redis.ResponseError, match="ROQ_INVALID"):
+            raw(sched, "drop", "", claims[1].group, bad, "")
+    for good in ("é", "漢字", "🙂", "plain"):
+        raw(sched, "drain", "w0", good, "")
+    raw(sched, "drop", "", claims[1].group, "漢字 🙂", "")
+    assert sched.renew("w0").cancelled[-1].reason == "漢字_🙂"
+    assert sched.verify() == []
+
+
+def test_a_finished_group_frees_its_place_under_the_cap(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=2, max_inflight=1, post_process="m:f"))
+    (claim,) = sched.reserve("w0", 0, 1).reservations
+    finish = sched.complete(claim, trajectory(0)).finish
+    assert finish is not None
+    grant = sched.reserve("w1", 0, 1)
+    assert grant.refused == "inflight_cap"
+    sched.finish(finish)
+    assert sched.wait(grant.signal, 5.0) > grant.signal
+    assert sched.reserve("w1", 0, 1).refused is None
+
+
+def test_settings_may_be_long(sched: Scheduler) -> None:
+    settings = {"data.template": "é" * 100_000}
+    assert sched.create(RunConfig(eta=1, batch_size=2), settings=settings)
+    assert sched.settings() == settings
