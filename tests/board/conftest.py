@@ -106,7 +106,7 @@ def board(server: Server) -> Iterator[Callable[..., Board]]:
         assert one.stop() in ("", None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # Playwright runs an event loop in this thread: no test may follow beside it
 def chromium() -> Iterator[Browser]:
     """The browser."""
     path = shutil.which("chromium")

@@ -67,7 +67,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     job = make_job(tmp_path, wandb={"project": "roq", "mode": "offline", "tags": ["a"]})
     for done in (0, 1):
-        time.sleep(1.1 * done)  # W&B names its folder by the second; a trainer takes longer to start again
+        time.sleep(2.1 * done)  # W&B names its folder by the second; a trainer takes longer to start again
         logs = Logs(job, done)
         for step in (done + 1, done + 2):
             logs.write(step, ROW | {"reward/mean": step / 10}, lambda: STATUS)
