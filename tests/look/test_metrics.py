@@ -29,7 +29,8 @@ Scrape = Callable[[], list[Any]]
 @pytest.fixture
 def scrape(example: Named) -> Iterator[Scrape]:
     """``roq metrics`` in a process of its own; each call is one scrape."""
-    code = "from roq.cli import main; main(prog_name='roq')"
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell may ignore it
+    code += "from roq.cli import main; main(prog_name='roq')"
     command = [sys.executable, "-c", code, "metrics", "--port", "0"]
     command += ["--redis", example.sched.url, "--run", example.sched.run]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())

@@ -26,6 +26,9 @@ MODULES = {
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 
 
+OWN_CHILDREN = {"roq/sim/runs.py"}  # spreads simulations over processes; nobody else's data goes there
+
+
 def dangers(source: str) -> Iterator[str]:
     """What could run data as code."""
     for node in ast.walk(ast.parse(source)):
@@ -70,7 +73,11 @@ model.eval(); torch.load(path, weights_only=True); re.compile("x")
 
 @pytest.mark.parametrize("path", SOURCES, ids=[str(path.relative_to(ROOT)) for path in SOURCES])
 def test_nothing_runs_data(path: Path) -> None:
-    assert list(dangers(path.read_text(encoding="utf-8"))) == []
+    found = list(dangers(path.read_text(encoding="utf-8")))
+    if path.relative_to(ROOT).as_posix() in OWN_CHILDREN:
+        assert found, "it needs no exception any more"
+        found = [danger for danger in found if "multiprocessing" not in danger]
+    assert found == []
 
 
 def test_all_of_the_product_is_looked_at() -> None:
