@@ -71,7 +71,7 @@ def test_archive_and_audit(roq: Roq, example: Named, tmp_path: Path) -> None:
 
 def test_following_into_an_archive(example: Named, tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell may ignore it
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # not ignored
     code += "from roq.cli import main; main(prog_name='roq')"
     command = [sys.executable, "-c", code, "events", "--follow"]
     command += ["--archive", str(file), "--redis", example.sched.url, "--run", example.sched.run]

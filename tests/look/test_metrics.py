@@ -29,7 +29,7 @@ Scrape = Callable[[], list[Any]]
 @pytest.fixture
 def scrape(example: Named) -> Iterator[Scrape]:
     """``roq metrics`` in a process of its own; each call is one scrape."""
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell may ignore it
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # not ignored
     code += "from roq.cli import main; main(prog_name='roq')"
     command = [sys.executable, "-c", code, "metrics", "--port", "0"]
     command += ["--redis", example.sched.url, "--run", example.sched.run]
