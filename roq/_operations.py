@@ -308,6 +308,7 @@ class Operations:
         yield from self._ask(f.PAUSE, dict, paused, _reason(reason), self.by)
 
     def dead(self) -> Operation[list[DeadLetter]]:
+        yield from self._fields()  # a run that is not there has no dead letters either
         letters: dict[str, DeadLetter] = {}
         cursor: bytes | int = 0
         while True:

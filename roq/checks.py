@@ -44,7 +44,7 @@ def check_engines() -> None:
     if missing:
         extras = ",".join(sorted({wanted[name] for name in missing}))
         raise ConfigError(
-            f"{', '.join(missing)} cannot be found by {sys.executable}; run `pip install 'roq[{extras}]'` "
+            f"{', '.join(missing)} cannot be found by {sys.executable}; run `pip install '.[{extras}]'` "
             "(on a machine without a GPU worker-cpu instead of worker)"
         )
 
@@ -80,7 +80,7 @@ def check_logging(logging: Logging) -> None:
     wanted = {"tensorboard": logging.tensorboard, "wandb": logging.wandb is not None}
     for package, asked in wanted.items():
         if asked and importlib.util.find_spec(package) is None:
-            raise ConfigError(f"logging.{package} needs a package: pip install 'roq[{package}]'")
+            raise ConfigError(f"logging.{package} needs a package: pip install '.[{package}]'")
 
 
 # ---- model ---------------------------------------------------------------------------------------

@@ -323,7 +323,7 @@ def _open(url: str) -> tuple[Any, str]:
     except ImportError as error:
         raise ConfigError(
             f"run.weights = {url!r} needs fsspec and its driver for {protocol}:// ({error}); "
-            "run `pip install 'roq[store]'` and the driver, such as s3fs or gcsfs"
+            "run `pip install '.[store]'` and the driver, such as s3fs or gcsfs"
         ) from None
     except ValueError as error:
         raise ConfigError(f"run.weights = {url!r}: {error}") from None

@@ -23,8 +23,9 @@ transition.define({
     if slots.find(run, args.group) ~= "reserved" then
       refuse.with(
         "NOT_READY",
-        "group %d is finished or in training; only unfinished groups are dropped",
-        args.group
+        "group %d is %s; only unfinished groups are dropped",
+        args.group,
+        slots.find(run, args.group) and "finished" or "in a batch that was taken"
       )
     end
     return { status = groups.retire(run, record, run.config.on_drop, args.reason, args.by) }

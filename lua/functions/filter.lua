@@ -23,8 +23,9 @@ transition.define({
     if slots.find(run, args.group) ~= "occupied" then
       refuse.with(
         "NOT_READY",
-        "group %d is unfinished or in training; only finished groups are filtered",
-        args.group
+        "group %d is %s; only finished groups that no trainer has taken are filtered",
+        args.group,
+        slots.find(run, args.group) and "unfinished" or "in a batch that was taken"
       )
     end
     return { status = groups.retire(run, record, "filter", args.reason, args.by) }

@@ -45,7 +45,7 @@ def board(target: Target | None, file: Path | None, host: str, port: int, allow_
     The page has no login: whoever reaches the address sees the run.
     """
     if importlib.util.find_spec("starlette") is None or importlib.util.find_spec("uvicorn") is None:
-        raise ConfigError("the board needs starlette and uvicorn: pip install 'roq[board]'")
+        raise ConfigError("the board needs starlette and uvicorn: pip install '.[board]'")
     if target is None and file is None:
         raise ConfigError("show what? Give a job file, or --redis and --run, or an archive by --events")
     if allow_control and file is not None:

@@ -95,7 +95,7 @@ def needs_extra(package: str, extra: str) -> None:
         ConfigError: names the extra that brings it.
     """
     if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"this command needs {package}: pip install 'roq[{extra}]'")
+        raise ConfigError(f"this command needs {package}: pip install '.[{extra}]'")
 
 
 config_argument = click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
@@ -155,8 +155,9 @@ def _targeted(command: F, *, needed: bool) -> F:
             given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
             return value if given or config is None else None
 
+        asked = any(ctx.get_parameter_source(n) is ParameterSource.COMMANDLINE for n in ("url", "run"))
         found = None
-        if needed or config or url or run:
+        if needed or config or asked or (url and run):  # a lone ROQ_REDIS names no run
             found = _find(config, option("url", url), option("run", run), wait)
         return ctx.invoke(command, target=found, **rest)
 

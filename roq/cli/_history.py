@@ -190,7 +190,7 @@ def _say(found: Audit) -> None:
     fates = " + ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in found.fates.items())
     click.echo(f"{found.events} events: {found.issued} prompts issued = {fates or 0}")
     rows = sorted(found.staleness.items())
-    click.echo("groups trained by staleness: " + (", ".join(f"{s}: {n}" for s, n in rows) or "none"))
+    click.echo("groups taken by staleness: " + (", ".join(f"{s}: {n}" for s, n in rows) or "none"))
     click.echo(f"leases: {found.expired} expired, {found.released} released, {found.reissued} issued again")
     for problem in found.problems[:20]:
         click.echo(problem)
@@ -212,7 +212,7 @@ def _say(found: Audit) -> None:
 def report(target: Target | None, file: Path | None, out: Path, json_: bool) -> None:
     """Write a page on a run: staleness, reward, waste, who waited for what, and what limits it.
 
-    Needs `pip install 'roq[local]'`. The page needs no network and no other file. An archive alone
+    Needs `pip install '.[local]'`. The page needs no network and no other file. An archive alone
     (--events) is enough; with the run beside it, what its workers wrote on this host is counted too.
     """
     needs_extra("matplotlib", "local")

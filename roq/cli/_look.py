@@ -44,7 +44,8 @@ def status(target: Target, json_: bool) -> None:
         return
     state = "ended" if picture.ended else "paused" if picture.paused else "running"
     total = f" of {config.total_steps}" if config.total_steps else ""
-    window = f", buffers {picture.frontier} to {picture.window_end} open"
+    first, last = picture.frontier, picture.window_end
+    window = f", buffer {first} open" if first == last else f", buffers {first} to {last} open"
     if picture.ended or picture.window_end < picture.frontier:
         window = ""
     click.echo(f"run {picture.run}: {state}, step {picture.version}{total}, η = {config.eta}{window}")
@@ -112,6 +113,9 @@ def buffers(target: Target, long_: bool, json_: bool) -> None:
         ]
         about_members = ("done", "running", "to issue", "held by")
         table(("slot", "state", "group", "prompt", "v_traj", "age", *about_members), rows, "<<>>>>>>><")
+        return
+    if picture.ended:
+        click.echo("the run has ended; no buffer is open")
         return
     for buffer in picture.buffers:
         _buffer(buffer, [slot for slot in slots if slot.buffer == buffer.buffer])
@@ -203,7 +207,7 @@ def verify(target: Target, json_: bool) -> None:
 def watch(target: Target, every: float) -> None:
     """Watch a run in the terminal, and steer it: pause, drain a worker, drop a group.
 
-    Needs `pip install 'roq[watch]'`. The keys are shown at the bottom; what cannot be undone asks first.
+    Needs `pip install '.[watch]'`. The keys are shown at the bottom; what cannot be undone asks first.
     """
     needs_extra("textual", "watch")
     from roq.watch import Watch

@@ -20,7 +20,7 @@ __all__ = ["COMMANDS"]
 def metrics(target: Target, host: str, port: int) -> None:
     """Serve a run's figures to Prometheus at http://HOST:PORT/metrics, until it is stopped.
 
-    Needs `pip install 'roq[metrics]'`. docs/metrics.md lists the figures; deploy/ has a Grafana dashboard
+    Needs `pip install '.[metrics]'`. docs/metrics.md lists the figures; deploy/ has a Grafana dashboard
     and alert rules for them. Nothing in the run is changed, and it may be started and stopped at any time.
     """
     needs_extra("prometheus_client", "metrics")

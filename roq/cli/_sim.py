@@ -40,7 +40,7 @@ def sim() -> None:
     """Simulate runs before any GPU is rented: η, concurrency, and what a staleness mechanism costs."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"the simulator needs {', '.join(missing)}: pip install 'roq[sim]'")
+        raise ConfigError(f"the simulator needs {', '.join(missing)}: pip install '.[sim]'")
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _end)
 

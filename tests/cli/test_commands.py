@@ -230,3 +230,30 @@ def test_dead_letters(url: str, roq: Roq) -> None:
     with Scheduler(url, "sick") as sched:
         assert sched.dead() == []
         assert sched.verify() == []
+
+
+def test_an_archive_is_enough_whatever_the_environment(
+    run: tuple[str, str], roq: Roq, tmp_path: Path
+) -> None:
+    url, name = run
+    archive = tmp_path / "events.jsonl"
+    assert roq("events", "--redis", url, "--run", name, "--archive", archive).returncode == 0
+    done = roq("audit", "--events", archive, ROQ_REDIS="redis://127.0.0.1:1")
+    assert done.returncode == 0, done.stderr
+    assert "4 prompts issued" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["status"], ["buffers"], ["workers"], ["verify"], ["dead"], ["pause"], ["resume"], ["audit"],
+        ["events"], ["group", "1"], ["drop", "--group", "1"], ["filter", "--group", "1"],
+        ["drain", "--worker", "w0"], ["dead", "--requeue", "1"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_run_that_is_not_there(url: str, roq: Roq, command: list[str]) -> None:
+    done = roq(*command, "--redis", url, "--run", "nope")
+    assert done.returncode == 2
+    assert "there is no" in done.stderr
+    assert done.stdout == ""

@@ -149,4 +149,4 @@ def test_the_board_names_the_extra_that_it_lacks(core: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert "pip install 'roq[board]'" in done.stderr
+    assert "pip install '.[board]'" in done.stderr

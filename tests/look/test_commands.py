@@ -133,4 +133,4 @@ def test_a_missing_package_is_named(roq: Roq, monkeypatch: pytest.MonkeyPatch) -
     for command, extra in (("watch", "watch"), ("metrics", "metrics"), ("report", "local")):
         refused = roq(command)
         assert refused.exit_code == 2
-        assert f"pip install 'roq[{extra}]'" in refused.output
+        assert f"pip install '.[{extra}]'" in refused.output

@@ -178,7 +178,7 @@ def test_without_the_extra(sim: Callable[..., Result], monkeypatch: pytest.Monke
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "simpy" else found(name))
     done = sim("compare")
     assert done.exit_code == 2
-    assert "the simulator needs simpy: pip install 'roq[sim]'" in done.stderr
+    assert "the simulator needs simpy: pip install '.[sim]'" in done.stderr
 
 
 def test_the_command_line_starts_without_the_simulator() -> None:
