@@ -195,7 +195,9 @@ def warm_up(
         lambda s: min(1, (s + 1) / ramp) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * s / steps))),
     )
     task = bar.add_task("warm-up", total=steps, loss="")
-    loss_mean = math.nan
+    loss_mean, told_at = math.nan, time.monotonic()
+    if not bar.console.is_terminal:
+        bar.console.print(f"warming the model up: {steps} steps, about a minute on two idle cores")
     model.train()
     for step, (ids, labels) in zip(range(steps), batches(tokenizer, seed), strict=False):
         hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
@@ -209,7 +211,8 @@ def warm_up(
         optimizer.zero_grad()
         loss_mean = loss.item() if step == 0 else 0.95 * loss_mean + 0.05 * loss.item()
         bar.update(task, advance=1, loss=f"loss {loss_mean:.3f}")
-        if not bar.console.is_terminal and (step + 1) % max(1, steps // 10) == 0:
+        if not bar.console.is_terminal and (time.monotonic() - told_at >= 10 or step + 1 == steps):
+            told_at = time.monotonic()
             bar.console.print(f"warm-up {step + 1}/{steps}, loss {loss_mean:.3f}")
     return loss_mean
 
@@ -319,7 +322,8 @@ def main(out: Path, steps: int, seed: int, threads: int | None, force: bool) -> 
     console.print(
         f"{out}: {count / 1e6:.2f} M parameters in {seconds:.0f} s; at temperature 1 mean reward "
         f"{measured['reward']:.2f}, response tokens median {measured['median_tokens']}, "
-        f"p95 {measured['p95_tokens']}, max {measured['max_tokens']}"
+        f"p95 {measured['p95_tokens']}, max {measured['max_tokens']}",
+        soft_wrap=True,
     )
 
 
