@@ -14,12 +14,12 @@ def trajectory_bytes(prompt: int, response: int) -> int:
 
     The data itself is ``4 * prompt + 8 * response + 100`` bytes: int32 ids, and for the response float32
     log-probs. The allocator rounds large values up, on Redis by up to 15%; records and indexes take about
-    1.7 kB for a group of one, less for larger ones.
+    1.3 kB.
 
     Args:
         prompt, response: their lengths in tokens.
     """
-    return round(1.15 * (4 * prompt + 8 * response + 100)) + 1700
+    return round(1.15 * (4 * prompt + 8 * response + 100)) + 1300
 
 
 def trajectories_kept(config: RunConfig, checkpoint_every: int) -> int:
