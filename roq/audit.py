@@ -81,7 +81,8 @@ class _Replay:
         if group is None or group.place is None:
             self.problem(f"group {number} is not in the run")
             return None
-        del self.slots[group.place]
+        if self.slots.get(group.place) == number:  # not when another was put there
+            del self.slots[group.place]
         group.place = None
         return group
 

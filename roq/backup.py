@@ -19,10 +19,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import struct
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,16 +35,20 @@ from redis.cluster import RedisCluster
 
 from roq import _library
 from roq._connect import companions, connect
+from roq._event_fields import is_id
+from roq._importable import why_not
 from roq._keys import KINDS, keys_of
 from roq._session import FAILURES, translate
 from roq.client import Scheduler
+from roq.config import RUN_NAME
 from roq.errors import ConfigError, ConfigMismatch, RoqError, UnknownRun, UnsuitableServer
+from roq.history import id_order
 
 __all__ = ["Backup", "Header", "export_run", "import_run", "read_header"]
 
 FORMAT = 1
 _LENGTH = struct.Struct(">Q")
-_MOST = 1 << 36  # bytes of a frame: beyond it the length is damaged
+_LIBRARY = re.compile(r"\d{1,9} [0-9a-f]{12}", re.ASCII)
 _PORTION = 16  # trajectories in one command: each may have max_trajectory_bytes
 _PAGE = 1000  # events, and fields of other keys, in one command
 _TRIES = 5
@@ -64,6 +71,13 @@ class _Part(msgspec.Struct, frozen=True, tag="part"):
 
     key: str
     items: list[Any]
+
+
+class _Found(msgspec.Struct, frozen=True, tag="part"):
+    """A part that is read: what its items are depends on the key."""
+
+    key: str
+    items: msgspec.Raw
 
 
 class _End(msgspec.Struct, frozen=True, tag="end"):
@@ -103,10 +117,13 @@ class _Writer:
 def _frames(file: BinaryIO, path: Path) -> Iterator[tuple[str, bytes]]:
     """The digest of all frames before, and the frame's body."""
     sha = hashlib.sha256()
+    size = os.fstat(file.fileno()).st_size
     while start := file.read(_LENGTH.size):
-        length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else _MOST + 1
-        body = file.read(length) if length <= _MOST else b""
-        if length > _MOST or len(body) != length:
+        length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else size
+        if length > size - file.tell():  # before room is made for it
+            raise _damaged(path)
+        body = file.read(length)
+        if len(body) != length:
             raise _damaged(path)
         yield sha.hexdigest(), body
         sha.update(start + body)
@@ -128,19 +145,46 @@ def _parts(path: Path) -> Iterator[_Part]:
         next(frames, None)
         for digest, body in frames:
             try:
-                frame = msgspec.msgpack.decode(body, type=_Part | _End)
-            except msgspec.MsgspecError:
+                frame = msgspec.msgpack.decode(body, type=_Found | _End)
+                part = None if isinstance(frame, _End) else _part(frame)
+            except (msgspec.MsgspecError, ValueError, LookupError, RecursionError):
                 raise _damaged(path) from None
             if whole:  # something after its end
                 raise _damaged(path)
             if isinstance(frame, _End):
                 whole = frame.sha256 == digest
-            elif frame.key in KINDS:
-                yield frame
-            else:
-                raise _damaged(path)
+            elif part is not None:
+                yield part
     if not whole:
         raise _damaged(path)
+
+
+_ITEMS: dict[str, Any] = {
+    "hash": list[tuple[bytes, bytes]],
+    "zset": list[tuple[bytes, float]],
+    "list": list[bytes],
+    "stream": list[tuple[bytes, list[bytes]]],
+}
+
+
+def _part(found: _Found) -> _Part:
+    """The part, its items such as the server takes them.
+
+    Raises:
+        MsgspecError, ValueError, LookupError: they are not.
+    """
+    kind = KINDS[found.key]
+    items: list[Any] = msgspec.msgpack.decode(found.items, type=_ITEMS[kind])
+    fits = bool(items)
+    if kind == "zset":
+        fits = fits and all(isfinite(score) for _, score in items)
+    elif kind == "stream":
+        ids = [id_order(entry.decode()) for entry, _ in items if is_id(entry.decode())]
+        fits = fits and len(ids) == len(items) and ids[0] > (0, 0) and all(a < b for a, b in pairwise(ids))
+        fits = fits and all(fields and len(fields) % 2 == 0 for _, fields in items)
+    if not fits:
+        raise ValueError
+    return _Part(found.key, items)
 
 
 def read_header(path: Path) -> Header:
@@ -156,11 +200,19 @@ def read_header(path: Path) -> Header:
             header = msgspec.msgpack.decode(file.read(min(length, 4096)), type=Header)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except msgspec.MsgspecError:
-        raise ConfigError(f"{path} is no export of a run; roq export writes one") from None
+    except (msgspec.MsgspecError, RecursionError):
+        raise _foreign(path) from None
+    except ValueError as error:  # a NUL in the path
+        raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
+    if not (_LIBRARY.fullmatch(header.library) and RUN_NAME.fullmatch(header.run)):
+        raise _foreign(path)
     if header.roq_export > FORMAT or _library.older_than_ours(header.library) is False:
         raise ConfigError(f"{path} was written by a newer roq (library {header.library}); upgrade this one")
     return header
+
+
+def _foreign(path: Path) -> ConfigError:
+    return ConfigError(f"{path} is no export of a run; roq export writes one")
 
 
 # ---- export --------------------------------------------------------------------------------------
@@ -295,11 +347,7 @@ def import_run(url: str, path: Path) -> Backup:
         UnsuitableServer: the server has not enough memory.
     """
     header = read_header(path)
-    counts = dict.fromkeys(KINDS, 0)
-    for part in _parts(path):  # all of it, before anything is written
-        counts[part.key] += len(part.items)
-    if not counts["config"] or not counts["state"]:
-        raise _damaged(path)
+    counts = _counted(path)  # reads all of it, before anything is written
     with Scheduler(url, header.run) as scheduler:
         try:
             scheduler.config()  # loads the library
@@ -332,6 +380,34 @@ def import_run(url: str, path: Path) -> Backup:
         finally:
             client.delete(*beside.values())
     return Backup(header.run, header.version, counts["payloads"], counts["events"], path.stat().st_size)
+
+
+def _counted(path: Path) -> dict[str, int]:
+    """The number of items of each key, once all of a file is read and makes up a run.
+
+    Raises:
+        ConfigError: it is damaged, or what it holds contradicts itself.
+    """
+    counts = dict.fromkeys(KINDS, 0)
+    content: dict[str, list[Any]] = {name: [] for name in KINDS}
+    newest: dict[str, tuple[int, int]] = {}
+    for part in _parts(path):
+        counts[part.key] += len(part.items)
+        if KINDS[part.key] == "stream":
+            first, last = (id_order(part.items[i][0].decode()) for i in (0, -1))
+            if first <= newest.get(part.key, (0, 0)):
+                raise _damaged(path)
+            newest[part.key] = last
+        elif part.key in ("payloads", "prefixes"):
+            content[part.key] += [name for name, _ in part.items]
+        elif KINDS[part.key] == "list":
+            content[part.key] += part.items
+        else:
+            content[part.key] += chain.from_iterable(part.items)
+    problem = why_not([x for name, items in content.items() for x in (name.encode(), items)])
+    if problem is not None:
+        raise ConfigError(f"{path} holds no run that could go on ({problem[:200]}); take another copy")
+    return counts
 
 
 def _exists(run: str) -> ConfigMismatch:

@@ -17,13 +17,17 @@ from __future__ import annotations
 import fcntl
 import gzip
 import os
+import stat
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self, cast
 
 import msgspec
 
+from roq._event_fields import is_id, refuse_bad_fields
 from roq.config import RunConfig
 from roq.errors import ConfigError, RoqError
 
@@ -46,6 +50,7 @@ __all__ = [
 ]
 
 BEGINNING = "0-0"  # the id before all events
+LONGEST = 16 << 20  # bytes of an archive's line
 FOLLOW_S = 2.0  # a follower looks this often whether it should go on
 
 
@@ -211,22 +216,39 @@ def _pages(
 def read_archive(path: str | Path) -> Iterator[Event]:
     """The events of an archive, plain or ``.gz``. A last line that a crash cut short is passed over.
 
+    What it yields can be believed as far as its form goes: ids rise, every field holds what it can.
+
     Raises:
-        ConfigError: the file cannot be read, or a line of it is no event.
+        ConfigError: the file cannot be read, or a line of it is no event; says which, and why.
     """
-    path = Path(path)
+    path, before = Path(path), BEGINNING
     try:
         with cast("BinaryIO", gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
+            for number, line in enumerate(iter(partial(file.readline, LONGEST), b""), start=1):
+                if not line.endswith(b"\n") and len(line) < LONGEST:
                     return
                 try:
-                    event = Event.parse(line)
-                except (msgspec.DecodeError, ValueError) as error:
-                    raise ConfigError(f"{path}, line {number}: {error}; this is no archive") from None
+                    event = _checked(Event.parse(line), before)
+                except (msgspec.DecodeError, ValueError, ConfigError, RecursionError) as error:
+                    raise ConfigError(f"{path}, line {number}: {error}; this is no whole archive") from None
+                before = event.id
                 yield event
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
+    except ValueError as error:  # a NUL in the path
+        raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
+
+
+def _checked(event: Event, before: str) -> Event:
+    if not is_id(event.id):
+        raise ValueError(f"{event.id[:60]!r} is no id of an event, such as 1796023304207-0")
+    own = event.name in ("archive", "gap")  # these have the id of what they follow
+    if id_order(event.id) < id_order(before) or (event.id == before and not own):
+        raise ValueError(f"the id {event.id} does not rise above {before}, the one before it")
+    refuse_bad_fields(event.fields)
+    if event.name == "archive":
+        archived_config([event])
+    return event
 
 
 def archived_config(events: Iterable[Event]) -> RunConfig | None:
@@ -236,7 +258,7 @@ def archived_config(events: Iterable[Event]) -> RunConfig | None:
         return None
     try:
         return msgspec.json.decode(first.get("config"), type=RunConfig)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"the archive's first line holds no configuration that can be: {error}") from None
 
 
@@ -266,8 +288,11 @@ class Archive:
             raise ConfigError(f"{path}: an archive grows as plain text; compress it when the run is over")
         try:
             self._file = self.path.open("a+b")
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error}") from None
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            raise ConfigError(f"{str(path)!r} cannot be written: {error}") from None
+        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            self._file.close()
+            raise ConfigError(f"{path} is no regular file, which an archive must be")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -305,13 +330,21 @@ class Archive:
 
         Raises:
             RoqError: the run was made anew since; its events belong into another file.
+            ConfigError: the file cannot be written, most likely because its disk is full.
         """
         events = list(events)
         if any(event.name == "created" for event in events) and self.known:
             raise RoqError(f"the run was created anew since {self.path} was begun; give another file")
-        self._file.write(b"".join(event.line() for event in events))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        data = memoryview(b"".join(event.line() for event in events))
+        try:
+            while data:  # not through the file's buffer, which would fail once more when it is closed
+                data = data[os.write(self._file.fileno(), data) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path} cannot be written: {error.strerror}; make room and start again: "
+                "it goes on after its last whole line"
+            ) from None
         for event in events:
             self._note(event)
 

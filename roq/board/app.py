@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from importlib import resources
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import uvicorn
@@ -19,6 +21,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from roq._event_fields import is_id
 from roq.aclient import AsyncScheduler
 from roq.board.feed import Feed
 from roq.errors import ConfigError, NotReady, RoqError, UnknownGroup
@@ -39,6 +42,9 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9.-]+?)\.?)(?::[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 
 
 def is_loopback(host: str) -> bool:
@@ -63,8 +69,9 @@ class _Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        host = Headers(scope=scope).get("host", "").rpartition("@")[2]
-        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        hosts = Headers(scope=scope).getlist("host")
+        given = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        name = "" if given is None else (given[1] or given[2]).lower()
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -74,14 +81,14 @@ class _Guard:
             await send(message)
 
         if self._local and not is_loopback(name):
-            refused = PlainTextResponse(f"this board answers to localhost, not to {name}\n", 421)
+            refused = PlainTextResponse(f"this board answers to localhost, not to {name or 'this'}\n", 421)
             await refused(scope, receive, with_headers)
             return
         await self._app(scope, receive, with_headers)
 
 
 class _Drop(msgspec.Struct, forbid_unknown_fields=True):
-    group: int
+    group: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # as the library's numbers
 
 
 def make_app(feed: Feed, scheduler: AsyncScheduler | None, *, local: bool) -> Starlette:
@@ -98,7 +105,7 @@ def make_app(feed: Feed, scheduler: AsyncScheduler | None, *, local: bool) -> St
 
     async def events(request: Request) -> Response:
         after = request.headers.get("last-event-id") or request.query_params.get("after")
-        if after is not None and not all(part.isdecimal() for part in after.split("-", 1)):
+        if after is not None and not is_id(after, or_time=True):
             return PlainTextResponse("'after' is no id of an event\n", 400)
 
         async def body() -> AsyncGenerator[bytes]:
@@ -169,10 +176,10 @@ def _refusal(status: int, message: str) -> Response:
 
 def _from_our_page(request: Request) -> bool:
     """Whether a request comes from the page that this server sent, by the browser's own word."""
-    origin = request.headers.get("origin", "")
+    host = request.headers.get("host")
     return (
         request.headers.get(CONTROL_HEADER) == "control"
-        and origin.partition("://")[2] == request.headers.get("host")
+        and request.headers.get("origin") in (f"http://{host}", f"https://{host}")  # https: a proxy before it
         and request.headers.get("sec-fetch-site", "same-origin") == "same-origin"
     )
 

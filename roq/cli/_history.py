@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from roq._event_fields import is_id
 from roq.audit import Audit, audit_archive
 from roq.cli._common import Target, as_json, echo_json, needs_extra, optional_target, table, target
 from roq.client import Scheduler
@@ -57,8 +58,8 @@ def events(target: Target, follow_: bool, archive: Path | None, after: str | Non
     """
     if archive is not None and (after is not None or json_):
         raise ConfigError("--archive goes on where the file ends, in JSON: leave out --from and --json")
-    if after is not None and not all(part.isdecimal() for part in after.split("-", 1)):
-        raise ConfigError(f"--from {after!r} is no id of an event, such as 1796023304207-0")
+    if after is not None and not is_id(after, or_time=True):
+        raise ConfigError(f"--from {after[:60]!r} is no id of an event, such as 1796023304207-0")
     with target.scheduler() as scheduler, suppress(KeyboardInterrupt):
         config = scheduler.config()
         with nullcontext() if archive is None else Archive(archive, target.run, config) as kept:

@@ -108,6 +108,39 @@ def test_another_name_for_localhost_is_refused(run: Named, board: Start) -> None
     assert ask(start, "GET", "/", headers={"Host": f"localhost:{start.port}"})[0] == 200
 
 
+def first_line(board: Board, *lines: str) -> bytes:
+    """The status line of the answer to a request of these lines, as they are."""
+    with socket.create_connection(("127.0.0.1", board.port), timeout=10) as connection:
+        connection.sendall("\r\n".join([*lines, "Connection: close", "", ""]).encode())
+        return connection.makefile("rb").readline()
+
+
+def test_hosts_are_read_strictly(run: Named, board: Start) -> None:
+    start = board()
+    for host in (
+        "evil.com@127.0.0.1",
+        "127.0.0.1:80:evil",
+        "[::1",
+        "::1",
+        "127.0.0.1.evil.com",
+        "127.0.0.1:",
+        "",
+    ):
+        assert b" 421 " in first_line(start, "GET / HTTP/1.1", f"Host: {host}"), host
+    twice = ("Host: 127.0.0.1", "Host: evil.com")
+    for hosts in (twice, twice[::-1]):
+        assert b" 200 " not in first_line(start, "GET / HTTP/1.1", *hosts)
+    for host in ("LOCALHOST", "localhost.", f"localhost:{start.port}", "[::1]", "127.0.0.1"):
+        assert b" 200 " in first_line(start, "GET / HTTP/1.1", f"Host: {host}"), host
+
+
+def test_ids_that_no_event_has(run: Named, board: Start) -> None:
+    start = board()
+    for after in ("5-5-5", "1-" + "9" * 30, "9" * 5000, "%D9%A3", "%C2%B2", "-1", "1-"):
+        assert ask(start, "GET", f"/api/events?after={after}")[0] == 400, after
+    assert ask(start, "GET", "/api/events", headers={"Last-Event-ID": "1-" + "9" * 30})[0] == 400
+
+
 def test_a_board_only_looks_unless_told_otherwise(run: Named, board: Start, sched: Scheduler) -> None:
     start = board()
     for action, body in (("pause", {}), ("resume", {}), ("drop", {"group": run.group("B")})):
@@ -125,6 +158,10 @@ def test_only_the_boards_own_page_may_steer(run: Named, board: Start, sched: Sch
         {"Origin": None},
         {"Origin": "http://evil.example"},
         {"Origin": f"http://localhost:{start.port}"},
+        {"Origin": f"foo://127.0.0.1:{start.port}"},
+        {"Origin": f"127.0.0.1:{start.port}"},
+        {"Origin": "http://127.0.0.1"},
+        {"Origin": "null"},
         {"Sec_Fetch_Site": "cross-site"},
     ]
     for headers in refused:
@@ -135,6 +172,8 @@ def test_only_the_boards_own_page_may_steer(run: Named, board: Start, sched: Sch
     assert steer(start, "drop", {"group": run.group("A")})[0] == 409
     assert steer(start, "drop", {"group": 999})[0] == 404
     assert steer(start, "drop", {"group": "B; FLUSHALL"})[0] == 400
+    for group in (-1, 2**53, 10**30, 1.5):
+        assert steer(start, "drop", {"group": group})[0] == 400
     assert ask(start, "GET", "/api/pause")[0] == 405
 
 

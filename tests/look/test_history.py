@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from roq import AsyncScheduler, ConfigError, RoqError, RunConfig, Scheduler
 from roq.audit import audit_archive
+from roq.cli import main
 from roq.history import (
     BEGINNING,
+    LONGEST,
     Archive,
     Event,
     archived_config,
@@ -21,6 +29,7 @@ from roq.history import (
     read_archive,
     read_events,
 )
+from tests.conftest import Server
 from tests.protocol.play import Named
 
 CONFIG = RunConfig(eta=1, batch_size=4)
@@ -176,3 +185,116 @@ def test_files_that_cannot_be(sched: Scheduler, tmp_path: Path) -> None:
     (tmp_path / "broken.gz").write_bytes(gzip.compress(file.read_bytes())[:200])
     with pytest.raises(ConfigError, match="cannot be read"):
         list(read_archive(tmp_path / "broken.gz"))
+
+
+LINES = (
+    {"id": "0-0", "event": "archive", "run": "r", "config": '{"eta":1,"batch_size":1}'},
+    {"id": "1-0", "event": "created"},
+    {"id": "2-0", "event": "reserve", "group": "1", "ordinal": "0", "members": "1", "at": "0.1",
+     "v_traj": "0", "worker": "w"},
+    {"id": "3-0", "event": "complete", "group": "1", "member": "1", "worker": "w", "tokens": "5",
+     "reward": "-1.5e-3"},
+    {"id": "4-0", "event": "occupy", "group": "1", "ordinal": "0", "at": "0.1", "v_traj": "0"},
+    {"id": "5-0", "event": "take", "version": "0", "groups": "1", "trainer": "t"},
+    {"id": "6-0", "event": "publish", "version": "1", "metrics": '{"loss":1.5}'},
+    {"id": "6-1", "event": "hyperspace", "at": "nowhere", "version": "new"},
+)  # fmt: skip
+BAD = [
+    (2, {"id": "abc"}, "no id of an event"),
+    (2, {"id": "9" * 30 + "-0"}, "no id of an event"),
+    (3, {"id": "2-0"}, "does not rise"),
+    (4, {"id": "1-5"}, "does not rise"),
+    (2, {"at": "x.y"}, "a place"),
+    (2, {"at": "3"}, "a place"),
+    (2, {"group": "zz"}, "a whole number"),
+    (2, {"group": "9" * 5000}, "a whole number"),
+    (2, {"group": "\u0663"}, "a whole number"),
+    (2, {"group": None}, "has no 'group'"),
+    (2, {"members": "a,b"}, "a list"),
+    (4, {"moves": "1:2"}, "a list"),
+    (4, {"v_traj": "-1"}, "a whole number"),
+    (5, {"groups": "x y"}, "a list"),
+    (5, {"version": None}, "has no 'version'"),
+    (6, {"metrics": "{bad"}, "finite numbers"),
+    (6, {"metrics": '{"a":"b"}'}, "finite numbers"),
+    (6, {"metrics": "[" * 100_000}, "finite numbers"),
+    (6, {"version": "-5"}, "a whole number"),
+    (3, {"tokens": "nan"}, "a whole number"),
+    (3, {"reward": "abc"}, "a finite number"),
+    (3, {"reward": "nan"}, "a finite number"),
+    (3, {"reward": "1e999"}, "a finite number"),
+    (3, {"event": "gap", "missing": "-10"}, "a whole number"),
+    (7, {"group": "zz"}, "a whole number"),
+    (0, {"config": "{}"}, "no configuration"),
+    (0, {"config": "[" * 100_000}, "no configuration"),
+]
+
+
+@pytest.mark.parametrize(("at", "change", "said"), BAD)
+def test_values_that_no_event_has(at: int, change: dict[str, str | None], said: str, tmp_path: Path) -> None:
+    """Every reader of an archive refuses it with the file, the line and what is wrong there."""
+    lines = [{**line, **(change if i == at else {})} for i, line in enumerate(LINES)]
+    text = [json.dumps({k: v for k, v in line.items() if v is not None}) + "\n" for line in lines]
+    file = tmp_path / "events.jsonl"
+    file.write_text("".join(text))
+    for command in (("audit",), ("report", "--out", str(tmp_path / "r.html")), ("group", "1")):
+        done = CliRunner().invoke(main, [*command, "--events", str(file)])
+        assert done.exit_code == 2, (command, done.output, done.exception)
+        assert f"{file}, line {at + 1}: " in done.stderr
+        assert said in done.stderr
+
+
+def test_what_an_archive_may_hold(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    assert [event.name for event in read_archive(file)] == [line["event"] for line in LINES]
+    for command in (("audit",), ("report", "--out", str(tmp_path / "r.html")), ("group", "1")):
+        done = CliRunner().invoke(main, [*command, "--events", str(file)])
+        assert done.exit_code == 0, done.output
+
+
+def test_two_groups_in_one_slot_are_a_problem_of_the_audit() -> None:
+    lines = [*LINES[:3], {**LINES[2], "group": "2", "ordinal": "1"}]
+    ends = [{"event": "discarded", "group": group, "ordinal": "0"} for group in "21"]
+    problems = audit_archive([*lines, *ends], 1).problems
+    assert any("group 2 went to slot 0.1, where group 1 was" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000 + b"\n", bytes(1000) + b"\n", bytes(LONGEST + 1)])
+def test_lines_that_are_none(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_bytes(data)
+    with pytest.raises(ConfigError, match="line 1"):
+        list(read_archive(tmp_path / "events.jsonl"))
+    packed = bytearray(gzip.compress(os.urandom(1000)))
+    packed[12] ^= 0xFF
+    (tmp_path / "events.jsonl.gz").write_bytes(packed)
+    with pytest.raises(ConfigError, match=r"cannot be read|no whole archive"):
+        list(read_archive(tmp_path / "events.jsonl.gz"))
+
+
+@pytest.mark.parametrize("after", ["9" * 6000, "5-99999999999999999999999", "\u0663", "1-", "-1", "5-5-5"])
+def test_from_an_absurd_id(after: str, sched: Scheduler, server: Server) -> None:
+    sched.create(CONFIG)
+    done = CliRunner().invoke(main, ["events", "--redis", server.url, "--run", "test", "--from", after])
+    assert (done.exit_code, "no id of an event" in done.stderr) == (2, True), done.output
+
+
+def test_a_full_disk(sched: Scheduler, server: Server, tmp_path: Path) -> None:
+    """The error names the file and the cause; when there is room again, the archive goes on."""
+    play(sched)
+    file = tmp_path / "events.jsonl"
+    start = (sys.executable, "-c", "from roq.cli import main; main()")
+    command = [*start, "events", "--redis", server.url, "--run", "test", "--archive", str(file)]
+
+    def limit() -> None:  # Python ignores SIGXFSZ: a write beyond it fails
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+    full = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, timeout=60)
+    assert (full.returncode, "Traceback" in full.stderr) == (2, False), full.stderr
+    assert f"{file} cannot be written: File too large" in full.stderr
+    assert file.stat().st_size == 1000
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0, again.stderr
+    assert list(read_archive(file))[1:] == list(read_events(sched))
+    with pytest.raises(ConfigError, match="no regular file"):
+        Archive("/dev/full", "test", CONFIG)

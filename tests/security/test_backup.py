@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from roq import (
     _library,
     backup,
 )
+from roq._importable import STATE
 from roq._keys import KINDS, keys_of
 from roq.backup import export_run, import_run, read_header
 from roq.cli import main
@@ -280,3 +282,121 @@ def test_no_run(server: Server, tmp_path: Path) -> None:
     with pytest.raises(UnknownRun):
         export_run(server.url, "test", tmp_path / "run.roq")
     assert not list(tmp_path.iterdir())
+
+
+# ---- files that somebody made -------------------------------------------------------------------
+
+
+def framed(*frames: Any) -> bytes:
+    data = b""
+    for frame in frames:
+        body = frame if isinstance(frame, bytes) else msgspec.msgpack.encode(frame)
+        data += struct.pack(">Q", len(body)) + body
+    return data
+
+
+def whole(*frames: Any) -> bytes:
+    data = framed(*frames)
+    return data + framed(backup._End(hashlib.sha256(data).hexdigest()))
+
+
+def nested(depth: int) -> bytes:
+    start = msgspec.msgpack.encode({"type": "part", "key": "config", "items": None})[:-1]
+    return start + b"\x91" * depth + b"\xc0"
+
+
+HEADER = backup.Header(roq_export=1, run="made", library="1 0123456789ab", version=0, at=0.0)
+BAD_PARTS: list[tuple[str, list[Any]]] = [
+    ("slots", [1, 2]),
+    ("slots", [[b"a"]]),
+    ("slots", [[b"a", [b"b"]]]),
+    ("slots", [[b"x", b"y"]]),
+    ("slots", [[b"9.9", b"reserved 1"]]),
+    ("slots", []),
+    ("groups", [[b"1", b"[" * 100_000]]),
+    ("groups", [[b"9" * 5000, b"{}"]]),
+    ("groups", [[b"1", b"{}"]]),
+    ("claims", [[b"a", "x"]]),
+    ("claims", [[b"a", float("nan")]]),
+    ("claims", [[b"a", 1.0]]),
+    ("requeued", [[1]]),
+    ("requeued", [None]),
+    ("requeued", [b"x"]),
+    ("events", [[b"0-0", [b"a", b"b"]]]),
+    ("events", [[b"5-0", [b"a", b"b"]], [b"4-0", [b"a", b"b"]]]),
+    ("events", [[b"1-0", [b"a", b"b"]]]),  # not above those of the file
+    ("events", [[b"5-0", [b"a"]]]),
+    ("events", [[b"5-0", []]]),
+    ("events", [7]),
+    ("config", [[b"eta", b"-1"]]),
+    ("config", [[b"surprise", b"1"]]),
+    ("config", [[b"batch_size", b"nan"]]),
+    ("state", [[b"version", b"999999999999999"]]),
+    ("state", [[b"checkpoint", b"-999999999999999"]]),
+    ("state", [[b"frontier", b"x"]]),
+    ("state", [[b"next_group", b""]]),
+    ("nothing", [[b"a", b"b"]]),
+]
+
+
+@pytest.fixture
+def frames(server: Server, tmp_path: Path) -> list[Any]:
+    """The frames of a file that can be imported."""
+    some_run(server, 30)
+    export_run(server.url, "test", tmp_path / "good.roq")
+    server.redis.flushall()
+    parts = list(backup._parts(tmp_path / "good.roq"))
+    return [read_header(tmp_path / "good.roq"), *parts]
+
+
+def test_parts_that_no_run_has(server: Server, frames: list[Any], tmp_path: Path) -> None:
+    file = tmp_path / "made.roq"
+    for key, items in BAD_PARTS:
+        file.write_bytes(whole(*frames, backup._Part(key, items)))
+        with pytest.raises(ConfigError, match=r"made\.roq"):
+            import_run(server.url, file)
+        assert server.redis.dbsize() == 0, (key, items)
+    for key in ("config", "state", "groups", "slots"):
+        file.write_bytes(whole(*(part for part in frames if getattr(part, "key", "") != key)))
+        with pytest.raises(ConfigError, match=r"made\.roq"):
+            import_run(server.url, file)
+        assert server.redis.dbsize() == 0, key
+    needed = {"config": ("eta", "lease_ms", "max_attempts", "event_log"), "state": STATE}
+    for key, fields in needed.items():
+        (part,) = (part for part in frames if getattr(part, "key", "") == key)
+        for field in fields:
+            less = backup._Part(key, [item for item in part.items if item[0] != field.encode()])
+            file.write_bytes(whole(*(less if frame is part else frame for frame in frames)))
+            with pytest.raises(ConfigError, match="holds no run that could go on"):
+                import_run(server.url, file)
+    assert server.redis.dbsize() == 0
+    file.write_bytes(whole(*frames))
+    import_run(server.url, file)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        framed(HEADER) + struct.pack(">Q", 1 << 35),
+        framed(HEADER) + struct.pack(">Q", 1 << 63),
+        struct.pack(">Q", 1 << 35) + framed(HEADER)[8:],
+        whole(HEADER, nested(100_000)),
+        whole(HEADER, b"\x83\xa4type\xa4part\xa3key\xa6config\xa5items" + b"\xdd\xff\xff\xff\xff" * 6),
+        whole(nested(4_000)),
+        *(
+            whole(msgspec.structs.replace(HEADER, library=library))
+            for library in ("", "1", "99 x", "\0", "-1 z", "x 0123456789ab", "9" * 3000)
+        ),
+        *(whole(msgspec.structs.replace(HEADER, run=run)) for run in ("", "a}b", "../x", "x" * 65, "a\n")),
+    ],
+)
+def test_frames_that_no_export_has(server: Server, tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "made.roq").write_bytes(data)
+    with pytest.raises(ConfigError, match=r"made\.roq"):
+        import_run(server.url, tmp_path / "made.roq")
+    assert server.redis.dbsize() == 0
+
+
+def test_a_path_that_cannot_be(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        import_run(server.url, tmp_path / "a\0b")

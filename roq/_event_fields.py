@@ -1,0 +1,92 @@
+"""What the fields of an event can hold: an archive comes from outside and is checked before it is used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from math import isfinite
+
+import msgspec
+
+__all__ = ["is_id", "refuse_bad_fields"]
+
+_NUMBER = r"\d{1,16}"  # every number of the library is below 2^53
+_PLACE = rf"{_NUMBER}\.{_NUMBER}"
+_MOVE = rf"{_NUMBER}:{_PLACE}>{_PLACE}"
+_MOST_SHOWN = 60  # characters of a bad value
+
+_ID = re.compile(r"\d{1,16}-\d{1,10}", re.ASCII)
+_TIME = re.compile(r"\d{1,16}", re.ASCII)
+
+
+def is_id(text: str, *, or_time: bool = False) -> bool:
+    """Whether it is an event's id, ``milliseconds-number``; with ``or_time``, milliseconds alone will do."""
+    return _ID.fullmatch(text) is not None or (or_time and _TIME.fullmatch(text) is not None)
+
+
+def _matches(pattern: str) -> Callable[[str], bool]:
+    compiled = re.compile(pattern, re.ASCII)
+    return lambda text: compiled.fullmatch(text) is not None
+
+
+_decimal = _matches(r"-?\d{1,400}(\.\d{1,400})?([eE][+-]?\d{1,4})?")
+_figures = msgspec.json.Decoder(dict[str, float])
+
+
+def _finite(text: str) -> bool:
+    return _decimal(text) and isfinite(float(text))
+
+
+def _metrics(text: str) -> bool:
+    try:
+        return all(map(isfinite, _figures.decode(text).values()))
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
+_whole = (_matches(_NUMBER), "a whole number")
+_FIELDS: dict[str, tuple[Callable[[str], bool], str]] = {
+    **dict.fromkeys(("group", "ordinal", "member", "v_traj", "version", "tokens", "missing"), _whole),
+    "at": (_matches(_PLACE), "a place such as 3.1"),
+    "members": (_matches(rf"{_NUMBER}(,{_NUMBER})*"), "a list such as 1,2"),
+    "groups": (_matches(rf"{_NUMBER}( {_NUMBER})*"), "a list such as 1 2"),
+    "moves": (_matches(rf"({_MOVE}( {_MOVE})*)?"), "a list such as 7:3.1>2.4"),
+    "reward": (_finite, "a finite number"),
+    "metrics": (_metrics, "a JSON object of finite numbers"),
+}
+_ANYWHERE = ("group", "groups", "moves", "missing")  # read of events whose kind is not known, too
+_LEFT = ("group", "ordinal")
+_ISSUED = ("group", "ordinal", "members", "at", "v_traj", "worker")
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "archive": ("run", "config"),
+    **dict.fromkeys(("reserve", "issue", "reissue"), _ISSUED),
+    "complete": ("group", "member", "worker", "tokens", "reward"),
+    "finishing": ("group", "worker"),
+    "occupy": ("group", "ordinal", "at", "v_traj"),
+    **dict.fromkeys(("requeued", "discarded", "filtered", "dead"), _LEFT),
+    **dict.fromkeys(("release", "expired"), ("group", "member", "worker")),
+    "revived": ("ordinal",),
+    "take": ("version", "groups"),
+    **dict.fromkeys(("publish", "checkpointed"), ("version",)),
+    **dict.fromkeys(("worker_joined", "worker_left", "worker_lost"), ("worker",)),
+    "trainer_joined": ("trainer",),
+    **dict.fromkeys(("created", "gap", "paused", "resumed", "ended"), ()),
+}
+
+
+def refuse_bad_fields(fields: Mapping[str, str]) -> None:
+    """Check an event's fields. One of a kind that this version does not know may hold others.
+
+    Raises:
+        ValueError: a field is missing, or holds what it cannot.
+    """
+    name = fields["event"]
+    needed = _NEEDED.get(name)
+    for field in needed or ():
+        if field not in fields:
+            raise ValueError(f"the event {name!r} has no {field!r}")
+    for field in _ANYWHERE if needed is None else fields:
+        if field in fields and field in _FIELDS:
+            fits, what = _FIELDS[field]
+            if not fits(fields[field]):
+                raise ValueError(f"{field} is {fields[field][:_MOST_SHOWN]!r}, not {what}")
