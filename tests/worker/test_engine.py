@@ -90,12 +90,12 @@ def test_seeds_decide_whatever_runs_beside(engine: Engine, run: Within) -> None:
 
 
 async def swap_midway(engine: Engine, folder: Path, version: int, count: int, after: int) -> list[Draft]:
-    """``count`` responses of 200 tokens, with other weights loaded once ``after`` tokens of one are out."""
+    """``count`` responses of 400 tokens, with other weights loaded once ``after`` tokens of one are out."""
     drafts = [Draft(claim=None) for _ in range(count)]  # type: ignore[arg-type]
     swapped: list[asyncio.Task[float]] = []
 
     async def one(draft: Draft, seed: int) -> None:
-        async for delta in engine.generate(PROMPT, max_tokens=200, seed=seed):
+        async for delta in engine.generate(PROMPT, max_tokens=400, seed=seed):
             draft.add(delta)
             if len(draft.tokens) >= after and not swapped:
                 swapped.append(asyncio.create_task(engine.swap(str(folder), version)))
@@ -230,7 +230,7 @@ def test_tied_embeddings_and_kept_kv(models: Models, run: Within, close: Callabl
         assert fresh.segments == [(1, len(fresh.tokens))]
         assert largest_difference(fresh.logprobs, reference(new, PROMPT, fresh.tokens)) < 1e-4
         # A stop string ends the response and stays in it.
-        texts = [engine.decode(draft.tokens) for draft in drafts if len(draft.tokens) < 200]
+        texts = [engine.decode(draft.tokens) for draft in drafts if len(draft.tokens) < 400]
         assert any(text.endswith("9") for text in texts)
         assert all("9" not in text[:-1] for text in texts)
     finally:
