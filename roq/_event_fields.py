@@ -61,6 +61,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "archive": ("run", "config"),
     **dict.fromkeys(("reserve", "issue", "reissue"), _ISSUED),
     "complete": ("group", "member", "worker", "tokens", "reward"),
+    "cancelled": ("group", "members"),
     "finishing": ("group", "worker"),
     "occupy": ("group", "ordinal", "at", "v_traj"),
     **dict.fromkeys(("requeued", "discarded", "filtered", "dead"), _LEFT),

@@ -35,7 +35,7 @@ __all__ = ["EVENTS", "Exporter"]
 LOOK_S = 2.0  # how often workers are looked at
 EVENTS = (
     "created", "worker_joined", "worker_left", "worker_lost", "draining", "trainer_joined",
-    "reserve", "issue", "reissue", "release", "expired", "complete", "finishing", "occupy",
+    "reserve", "issue", "reissue", "release", "expired", "complete", "cancelled", "finishing", "occupy",
     "requeued", "discarded", "filtered", "dead", "revived", "take", "publish", "checkpointed",
     "paused", "resumed", "ended", "gap",
 )  # fmt: skip

@@ -18,7 +18,7 @@ Reply:
 Refusals:
   ROQ_FENCED   the claim was superseded; drop the work
   ROQ_INVALID  a segment older than the claim or newer than what is published; too much data
-Events: complete, finishing, occupy, filtered, discarded
+Events: complete, cancelled, finishing, occupy, filtered, discarded
 ]]
 
 -- The answer for a group whose members are all in: where it is.

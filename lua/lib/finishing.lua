@@ -77,7 +77,19 @@ function M.advance(run, record, worker)
     groups.retire(run, record, "filter", "zero_variance")
     return { status = "filtered" }
   end
-  groups.cancel_open(run, record, "group_complete")
+  local spare = groups.cancel_open(run, record, "group_complete")
+  if #spare > 0 then
+    events.log(run, "cancelled", {
+      "group",
+      record.group,
+      "ordinal",
+      record.ordinal,
+      "members",
+      table.concat(spare, ","),
+      "reason",
+      "group_complete",
+    })
+  end
   record.v = groups.oldest(record)
   if run.config.post_process then
     return begin(run, record, worker)

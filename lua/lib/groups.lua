@@ -187,12 +187,8 @@ end
 
 -- Queue a pending member for whoever asks next.
 function M.queue(run, record, m)
-  redis.call(
-    "ZADD",
-    run.key.pending,
-    text.int(context.next(run, "next_pending")),
-    text.member(record.group, m)
-  )
+  local place = text.int(context.next(run, "next_pending"))
+  redis.call("ZADD", run.key.pending, place, text.member(record.group, m))
 end
 
 -- Make a leased member pending again. `failed` counts against max_attempts; a failed attempt is
@@ -225,8 +221,9 @@ local function cancel(run, record, m, reason)
   end
 end
 
--- Cancel every member that is not complete, and the group's post-processing.
+-- Cancel every member that is not complete, and the group's post-processing. Returns the members' numbers.
 function M.cancel_open(run, record, reason)
+  local cancelled = {}
   if record.finish then
     cancel(run, record, 0, reason)
     record.finish = nil
@@ -239,8 +236,10 @@ function M.cancel_open(run, record, reason)
         redis.call("HDEL", run.key.prefixes, name)
       end
       member.state, member.worker, member.prefix = "cancelled", nil, nil
+      cancelled[#cancelled + 1] = m
     end
   end
+  return cancelled
 end
 
 -- Delete a group's record and data. Its slot and claims must be gone.

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from roq import Fenced, NotReady, RunConfig, Scheduler
-from tests.protocol.play import Named, expire, trajectory
+from tests.protocol.play import Named, events_of, expire, trajectory
 
 
 def test_partial_rollout_counts_by_its_oldest_version(sched: Scheduler) -> None:
@@ -186,6 +186,10 @@ def test_group_oversampling_cancels_the_rest(sched: Scheduler) -> None:
     told = sched.renew("w0").cancelled
     assert [(c.member, c.token, c.reason) for c in told] == [(3, lost.token, "group_complete")]
     assert sched.status().pending == 0
+    said = [event for _, event in events_of(sched) if event["event"] == "cancelled"]
+    assert [(e["group"], e["members"], e["reason"]) for e in said] == [
+        (str(lost.group), "3,4", "group_complete")
+    ]
     with pytest.raises(Fenced, match="is cancelled"):
         sched.release(lost)
     run.admit(0, 4)

@@ -57,6 +57,7 @@ const sentences = {
   issue: (e) => `group ${e.group}: members ${e.members} issued to ${e.worker}`,
   reissue: (e) => `group ${e.group}: members ${e.members} issued again, to ${e.worker}`,
   complete: (e) => `group ${e.group}: member ${e.member} complete, reward ${short(Number(e.reward))}, ${e.tokens} tokens`,
+  cancelled: (e) => `group ${e.group}: members ${e.members} are not needed any more`,
   finishing: (e) => `group ${e.group}: post-processing by ${e.worker}`,
   occupy: (e) => `Occupy: group ${e.group} → ${e.at}`,
   requeued: (e) => `group ${e.group} dropped, its prompt requeued: ${e.reason}`,
