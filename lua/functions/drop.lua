@@ -20,12 +20,13 @@ transition.define({
   frees = true,
   apply = function(run, args)
     local record = groups.read(run, args.group)
-    if slots.find(run, args.group) ~= "reserved" then
+    local kind = slots.find(run, args.group)
+    if kind ~= "reserved" then
       refuse.with(
         "NOT_READY",
         "group %d is %s; only unfinished groups are dropped",
         args.group,
-        slots.find(run, args.group) and "finished" or "in a batch that was taken"
+        kind and "finished" or "in a batch that was taken"
       )
     end
     return { status = groups.retire(run, record, run.config.on_drop, args.reason, args.by) }

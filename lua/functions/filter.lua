@@ -20,12 +20,13 @@ transition.define({
   frees = true,
   apply = function(run, args)
     local record = groups.read(run, args.group)
-    if slots.find(run, args.group) ~= "occupied" then
+    local kind = slots.find(run, args.group)
+    if kind ~= "occupied" then
       refuse.with(
         "NOT_READY",
         "group %d is %s; only finished groups that no trainer has taken are filtered",
         args.group,
-        slots.find(run, args.group) and "unfinished" or "in a batch that was taken"
+        kind and "unfinished" or "in a batch that was taken"
       )
     end
     return { status = groups.retire(run, record, "filter", args.reason, args.by) }

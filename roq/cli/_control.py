@@ -14,6 +14,9 @@ from roq.errors import NotReady
 __all__ = ["COMMANDS"]
 
 
+which = click.option(
+    "--group", type=click.IntRange(min=0), required=True, help="The group's number, as in roq status."
+)
 because = click.option("--reason", default="by hand", show_default=True, help="Kept in the run's events.")
 
 
@@ -35,48 +38,46 @@ def resume(target: Target, reason: str, json_: bool) -> None:
     _admission(target, reason, json_, paused=False)
 
 
+def _tell(done: dict[str, object], sentence: str, json_: bool) -> None:
+    if json_:
+        echo_json(done)
+    else:
+        click.echo(sentence)
+
+
 def _admission(target: Target, reason: str, json_: bool, *, paused: bool) -> None:
     with target.scheduler() as scheduler:
         if paused:
             scheduler.pause(reason)
         else:
             scheduler.resume(reason)
-    if json_:
-        echo_json({"run": target.run, "paused": paused})
-    else:
-        click.echo(f"run {target.run} " + ("admits no new prompts" if paused else "admits prompts"))
+    what = "admits no new prompts" if paused else "admits prompts"
+    _tell({"run": target.run, "paused": paused}, f"run {target.run} {what}", json_)
 
 
 @click.command()
 @target
-@click.option(
-    "--group", type=click.IntRange(min=0), required=True, help="The group's number, as in roq status."
-)
+@which
 @because
 @as_json
 def drop(target: Target, group: int, reason: str, json_: bool) -> None:
     """Take an unfinished group out of the run; its prompt is requeued or discarded as configured."""
     with target.scheduler() as scheduler:
         removal = scheduler.drop(group, reason)
-    if json_:
-        echo_json({"group": group, "status": removal.status})
-    else:
-        click.echo(f"group {group} dropped; its prompt is {removal.status}")
+    sentence = f"group {group} dropped; its prompt is {removal.status}"
+    _tell({"group": group, "status": removal.status}, sentence, json_)
 
 
 @click.command("filter")
 @target
-@click.option("--group", type=click.IntRange(min=0), required=True, help="The group's number.")
+@which
 @because
 @as_json
 def filter_(target: Target, group: int, reason: str, json_: bool) -> None:
     """Take a finished group out of the run before it is trained."""
     with target.scheduler() as scheduler:
         removal = scheduler.filter(group, reason)
-    if json_:
-        echo_json({"group": group, "status": removal.status})
-    else:
-        click.echo(f"group {group} is {removal.status}")
+    _tell({"group": group, "status": removal.status}, f"group {group} is {removal.status}", json_)
 
 
 @click.command()
@@ -88,10 +89,8 @@ def drain(target: Target, worker: str, reason: str, json_: bool) -> None:
     """Ask a worker to go: it gets no more work, ends what it has, and leaves with exit code 0."""
     with target.scheduler() as scheduler:
         claims = scheduler.drain(worker, reason)
-    if json_:
-        echo_json({"worker": worker, "claims": claims})
-    else:
-        click.echo(f"worker {worker} leaves when its {claims} trajectories are done")
+    sentence = f"worker {worker} leaves when its {claims} trajectories are done"
+    _tell({"worker": worker, "claims": claims}, sentence, json_)
 
 
 @click.command()

@@ -273,6 +273,8 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
                 for claim in grant.reservations:
                     start(claim)
                 granted = len(grant.reservations)
+                if grant.version > newest:
+                    changed.set()  # no signal will come for new weights that this answer tells of
                 newest, over, refused = max(newest, grant.version), grant.ended, grant.refused
                 reserve_at = time.monotonic() + RESERVE_GAP_S
                 if refused is not None:
@@ -293,8 +295,6 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
 
             may_ask = refused is None and free > granted
             until = max(0.0, reserve_at - time.monotonic()) if may_ask else 1.0
-            if newest > engine.version and swap is None and (settings.partial_rollout or not held):
-                until = 0.0  # the answer just now told of new weights: no signal will come for them
             idle, blocked = not held, bool(held) and refused is not None
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), until)
