@@ -8,7 +8,7 @@ from math import isfinite
 
 import msgspec
 
-__all__ = ["is_id", "refuse_bad_fields"]
+__all__ = ["EVENTS", "is_id", "refuse_bad_fields"]
 
 _NUMBER = r"\d{1,16}"  # every number of the library is below 2^53
 _PLACE = rf"{_NUMBER}\.{_NUMBER}"
@@ -69,10 +69,12 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "revived": ("ordinal",),
     "take": ("version", "groups"),
     **dict.fromkeys(("publish", "checkpointed"), ("version",)),
-    **dict.fromkeys(("worker_joined", "worker_left", "worker_lost"), ("worker",)),
+    **dict.fromkeys(("worker_joined", "worker_left", "worker_lost", "draining"), ("worker",)),
     "trainer_joined": ("trainer",),
     **dict.fromkeys(("created", "gap", "paused", "resumed", "ended"), ()),
 }
+EVENTS = tuple(name for name in _NEEDED if name != "archive")
+"""The events that this version knows, and ``gap``, which stands for those that were trimmed."""
 
 
 def refuse_bad_fields(fields: Mapping[str, str]) -> None:

@@ -20,6 +20,7 @@ from prometheus_client import (
     start_http_server,
 )
 
+from roq._event_fields import EVENTS
 from roq._gauges import Gauges
 from roq._metric_table import HELP
 from roq.client import Scheduler
@@ -30,16 +31,9 @@ from roq.history import BEGINNING, Event, follow
 from roq.replay import ENDS, Replay
 from roq.types import WorkerStatus
 
-__all__ = ["EVENTS", "Exporter"]
+__all__ = ["Exporter"]
 
 LOOK_S = 2.0  # how often workers are looked at
-EVENTS = (
-    "created", "worker_joined", "worker_left", "worker_lost", "draining", "trainer_joined",
-    "reserve", "issue", "reissue", "release", "expired", "complete", "cancelled", "finishing", "occupy",
-    "requeued", "discarded", "filtered", "dead", "revived", "take", "publish", "checkpointed",
-    "paused", "resumed", "ended", "gap",
-)  # fmt: skip
-"""The values of the label ``event``; what a newer library adds counts as ``other``."""
 REASONS = ("zero_variance", "surplus", "stuck_timeout", "other")
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 TOKENS = tuple(2**n for n in range(4, 18))
@@ -87,7 +81,7 @@ class Exporter:
         self._attempts = counter("roq_worker_attempts_total", "outcome")
         self._generated = counter("roq_generated_tokens_total").labels(run)
         self._time = counter("roq_worker_seconds_total", "why")
-        for event in (*EVENTS, "other"):
+        for event in (*EVENTS, "other"):  # what a newer library adds counts as the latter
             self._events.labels(run, event)
         for reason in ("error", "detach", "left", "lease_expired"):
             self._releases.labels(run, reason)

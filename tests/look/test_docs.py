@@ -16,8 +16,8 @@ import roq._figures
 import roq._story
 import roq.display
 import roq.history
+from roq._event_fields import EVENTS
 from roq._metric_table import METRICS
-from roq.metrics import EVENTS
 from tests.cli.conftest import environment
 
 ROOT = Path(__file__).resolve().parents[2]

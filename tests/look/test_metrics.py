@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from roq import Scheduler, _library
+from roq._event_fields import EVENTS
 from roq._metric_table import METRICS
-from roq.metrics import EVENTS
 from roq.server import EmbeddedServer
 from tests.cli.conftest import environment
 from tests.protocol.play import Named, trajectory

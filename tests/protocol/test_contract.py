@@ -9,6 +9,7 @@ import pytest
 
 import roq
 from roq import _functions, _keys
+from roq._importable import STATE
 from roq.errors import CODES, Refused
 from roq.types import RefusalReason
 
@@ -77,3 +78,9 @@ def test_public_names_exist() -> None:
 def test_lua_functions_stay_small() -> None:
     for path in LUA.rglob("*.lua"):
         assert len(path.read_text().splitlines()) <= 330, path
+
+
+def test_a_new_runs_state_is_what_an_import_asks_for() -> None:
+    listed = re.search(r"local initial = \{(.*?)\n\}", (LUA / "functions/create.lua").read_text(), re.DOTALL)
+    assert listed
+    assert {*re.findall(r"(\w+) =", listed[1]), "created"} == set(STATE)
