@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from roq._verify import Snapshot
-from roq.history import Place, parse_place
+from roq.history import Place, parse_moves, parse_place
 
 __all__ = ["Audit", "audit_archive", "audit_events"]
 
@@ -93,15 +93,12 @@ class _Replay:
         self.groups[number].place = place
 
     def move(self, event: Event) -> None:
-        for move in event.get("moves", "").split():
-            who, _, path = move.partition(":")
-            source, _, target = path.partition(">")
-            known = self.groups.get(int(who))
-            if known is not None and known.place not in (None, parse_place(source)):
+        for who, source, target in parse_moves(event.get("moves", "")):
+            known = self.groups.get(who)
+            if known is not None and known.place not in (None, source):
                 self.problem(f"group {who} moved from {source}, but it was at {known.place}")
-            group = self.vacate(int(who))
-            if group is not None:
-                self.fill(int(who), parse_place(target))
+            if self.vacate(who) is not None:
+                self.fill(who, target)
 
     # -- events -------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ __all__ = [
     "follow",
     "gap",
     "id_order",
+    "parse_moves",
     "parse_place",
     "read_archive",
     "read_events",
@@ -80,6 +81,20 @@ def parse_place(text: str) -> Place:
     """
     buffer, _, slot = text.partition(".")
     return Place(int(buffer), int(slot))
+
+
+def parse_moves(text: str) -> list[Move]:
+    """The moves that are written ``group:from>to``, in order.
+
+    >>> parse_moves("7:3.1>2.4")
+    [Move(group=7, source=Place(buffer=3, slot=1), target=Place(buffer=2, slot=4))]
+    """
+    found: list[Move] = []
+    for move in text.split():
+        group, _, path = move.partition(":")
+        source, _, target = path.partition(">")
+        found.append(Move(int(group), parse_place(source), parse_place(target)))
+    return found
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -121,12 +136,7 @@ class Event(msgspec.Struct, frozen=True):
     @property
     def moves(self) -> list[Move]:
         """The groups that changed their slots, in order."""
-        found: list[Move] = []
-        for text in self.get("moves").split():
-            group, _, path = text.partition(":")
-            source, _, target = path.partition(">")
-            found.append(Move(int(group), parse_place(source), parse_place(target)))
-        return found
+        return parse_moves(self.get("moves"))
 
     @property
     def metrics(self) -> dict[str, float]:
