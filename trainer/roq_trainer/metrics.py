@@ -16,7 +16,7 @@ from roq.types import Batch
 from roq_trainer.loss import MISMATCH
 from roq_trainer.step import STATS
 
-__all__ = ["SUMS", "Laps", "append", "figures", "line"]
+__all__ = ["SUMS", "Laps", "append", "figures", "line", "spent"]
 
 SUMS = (*MISMATCH, *STATS, "prompt_tokens")
 """The sums over the whole batch that :func:`line` needs, in order."""
@@ -36,14 +36,8 @@ class Laps:
         self._last = now
 
 
-def line(
-    batch: Batch, sums: Sequence[float], grad_norm: float, seconds: Mapping[str, float]
-) -> dict[str, Any]:
-    """The figures of one step; all means over tokens are over the whole batch.
-
-    ``time/step`` is everything from having the batch to having its weights published and, where due, its
-    checkpoint written: ``time/wait_for_batch`` is not part of it.
-    """
+def line(batch: Batch, sums: Sequence[float], grad_norm: float) -> dict[str, Any]:
+    """The figures of one step, but for :func:`spent`; all means over tokens are over the whole batch."""
     total = dict(zip(SUMS, sums, strict=True))
     members = [member for group in batch.groups for member in group.members]
     rewards = [member.reward for member in members]
@@ -52,7 +46,6 @@ def line(
     tokens, current = total["tokens"], total["abs_diff_tokens"]
     return {
         "step": batch.version,
-        "time": time.time(),
         "reward/mean": statistics.fmean(rewards),
         "reward/std": statistics.pstdev(rewards),
         "staleness/mean": statistics.fmean(stale),
@@ -73,10 +66,21 @@ def line(
         "mismatch/abs_diff_tokens": int(current),
         "importance/mean": total["importance"] / tokens,
         "importance/truncated_share": total["truncated"] / tokens,
+        "replay": batch.replay,
+    }
+
+
+def spent(seconds: Mapping[str, float]) -> dict[str, Any]:
+    """When it is, what a step has taken so far and how much memory there is in use.
+
+    ``time/step`` is everything from having the batch to having its weights published and, where due, its
+    checkpoint written: ``time/wait_for_batch`` is not part of it.
+    """
+    return {
+        "time": time.time(),
         **{f"time/{name}": value for name, value in seconds.items()},
         "time/step": sum(value for name, value in seconds.items() if name != "wait_for_batch"),
         "rss_bytes": psutil.Process().memory_info().rss,
-        "replay": batch.replay,
     }
 
 

@@ -169,6 +169,7 @@ def train(url: str, run: str) -> None:
         prompts = sum(len(s.trajectory.prompt) for s in samples) if _dist.leads_replica() else 0
         sums = _dist.world_sum(torch.cat([off, learnt, torch.tensor([float(prompts)])]))
         done = batch.version + 1
+        row = metrics.line(batch, sums, norm)
         laps.lap("train")
 
         # ---------------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ def train(url: str, run: str) -> None:
         if not batch.replay or _dist.lead(partial(newest_is_lost, sched, done, store), bool):
             weights.export(net, shape, source, store.target(done))
             location = _dist.lead(partial(store.put, done), str)
-            figures = metrics.figures(metrics.line(batch, sums, norm, laps.seconds))
+            figures = metrics.figures(row | metrics.spent(laps.seconds))
             _dist.lead(partial(sched.publish, done, location, trainer, figures))
             _dist.lead(partial(discard_old_weights, sched, trainer, training.keep_weights, store))
         laps.lap("export")
@@ -191,7 +192,7 @@ def train(url: str, run: str) -> None:
         laps.lap("checkpoint")
 
         if journal is not None:
-            row = metrics.line(batch, sums, norm, laps.seconds)
+            row |= metrics.spent(laps.seconds)
             row |= {"scheduler_s": sched.stats.seconds, "wall_s": time.perf_counter() - began}
             metrics.append(folder / "metrics.jsonl", row)
             journal.write(done, row, sched.status)
