@@ -575,6 +575,11 @@ class Operations:
         while (yield from self._ask(f.CHECKPOINTED, _Left, trainer, version)).left > 0:
             pass
 
+    def weights(self) -> Operation[list[WeightsRef]]:
+        found = _pairs((yield Command(("HGETALL", self.keys["weights"]))))
+        versions = sorted((int(version), location) for version, location in found.items())
+        return [WeightsRef(version=version, location=location) for version, location in versions]
+
     def retire_weights(self, trainer: str, keep: int) -> Operation[list[WeightsRef]]:
         reply = yield from self._ask(f.RETIRE_WEIGHTS, _Retired, trainer, keep)
         return reply.retired

@@ -357,6 +357,10 @@ class AsyncScheduler:
         """As :meth:`Scheduler.checkpointed`."""
         await self._run(self._operations.checkpointed(version, trainer))
 
+    async def weights(self) -> list[WeightsRef]:
+        """As :meth:`Scheduler.weights`."""
+        return await self._run(self._operations.weights())
+
     async def retire_weights(self, trainer: str, keep: int) -> list[WeightsRef]:
         """As :meth:`Scheduler.retire_weights`."""
         return await self._run(self._operations.retire_weights(trainer, keep))

@@ -499,6 +499,10 @@ class Scheduler:
         """
         self._run(self._operations.checkpointed(version, trainer))
 
+    def weights(self) -> list[WeightsRef]:
+        """The registered weights, oldest first."""
+        return self._run(self._operations.weights())
+
     def retire_weights(self, trainer: str, keep: int) -> list[WeightsRef]:
         """Unregister weights that nobody needs, all but the ``keep`` newest; then delete their files.
 

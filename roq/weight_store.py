@@ -42,6 +42,7 @@ ATTEMPTS = 5
 PARALLEL = 4  # files on their way at once
 LOCK_WAIT_S = 3600.0  # for another worker of this host that fetches
 
+_VERSION = re.compile(r"v(\d{8,})", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 T = TypeVar("T")
@@ -92,6 +93,10 @@ class FolderStore:
         except ConfigError:
             return False
         return True
+
+    def stored(self) -> dict[int, str]:
+        """The versions that are there, whole or not, and where."""
+        return {v: str(self.root / name) for name in _names(self.root) if (v := _version(name)) is not None}
 
     def discard(self, location: str) -> None:
         """Delete a version; a location outside this store is left alone."""
@@ -189,18 +194,32 @@ class ObjectStore:
         except _Lost:
             return False
 
+    def stored(self) -> dict[int, str]:
+        """The versions that are there, whole or not, and where.
+
+        Raises:
+            StoreFailed: the store does not answer.
+        """
+
+        def look() -> list[str]:
+            self._fs.invalidate_cache()
+            try:
+                return self._fs.ls(self._root, detail=False)
+            except FileNotFoundError:
+                return []  # nothing was ever put there
+
+        names = [path.rstrip("/").rpartition("/")[2] for path in _persist(self.url, look)]
+        return {v: f"{self.url}/{name}" for name in names if (v := _version(name)) is not None}
+
     def discard(self, location: str) -> None:
         """Delete a version; a location outside this store is left alone, and so is a store that is away."""
         if location.rpartition("/")[0] != self.url:
             return
         prefix = f"{self._root}/{location.rpartition('/')[2]}"
         try:
-            files = list(_manifest(self._fs, prefix).files)
             # The manifest goes first: what is half deleted is no version.
             _remove(self._fs, [f"{prefix}/{MANIFEST}"])
-            _remove(self._fs, [f"{prefix}/{name}" for name in files])
-        except StoreFailed:
-            return
+            self._fs.rm(prefix, recursive=True)
         except Exception:  # noqa: BLE001 - drivers' errors share no base class; old files harm nobody
             return
 
@@ -349,6 +368,16 @@ def _remove(fs: Any, paths: Iterable[str]) -> None:
             fs.rm_file(path)
         except FileNotFoundError:
             continue
+
+
+def _version(name: str) -> int | None:
+    """The version that a folder of this name holds, or None."""
+    found = _VERSION.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
 
 def _digest(file: Path) -> str:

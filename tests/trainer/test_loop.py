@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -228,6 +229,7 @@ def test_weights_go_to_an_object_store(
         assert newest.location == f"file://{store}/v{newest.version:08d}"
         lost = store / f"v{newest.version:08d}" / "model.safetensors"
         lost.unlink()
+        shutil.copytree(lost.parent, store / "v00000001", dirs_exist_ok=True)  # unregistered, never deleted
 
         trainer = setup.start()
         setup.until(lost.exists, trainer)
@@ -236,6 +238,7 @@ def test_weights_go_to_an_object_store(
         check_weights(folder)
     assert not list((setup.dir / "weights").glob("*")), "what was stored does not stay on the trainer's disk"
     assert len([path for path in store.iterdir() if (path / "manifest.json").exists()]) <= 3
+    assert not (store / "v00000001").exists()
 
 
 def test_says_what_it_waits_for_and_gives_up_when_no_worker_lives(prepare) -> None:

@@ -95,6 +95,7 @@ def train(url: str, run: str) -> None:
     kept = done  # updates that the newest checkpoint covers
     if first:
         store.clean()  # after a trainer that died while writing
+    _dist.lead(partial(discard_leftovers, sched, store))
     if done and _dist.lead(partial(newest_is_lost, sched, done, store), bool):
         log.warning("the files of the published version %d were lost; writing them again", done)
         weights.export(net, shape, source, store.target(done))
@@ -248,6 +249,15 @@ def bytes_are_short(sched: Scheduler) -> bool:
 def newest_is_lost(sched: Scheduler, done: int, store: FolderStore | ObjectStore) -> bool:
     """Whether version ``done`` is the published one and its files are not there or not whole."""
     return sched.status().version == done and not store.is_whole(done)
+
+
+def discard_leftovers(sched: Scheduler, store: FolderStore | ObjectStore) -> None:
+    """Delete stored versions that nobody knows any more: a trainer died after it had unregistered them."""
+    published = sched.status().version  # first: a version up to this one is registered, or was retired
+    known = {weights.location for weights in sched.weights()}
+    for version, location in store.stored().items():
+        if version <= published and location not in known:
+            store.discard(location)
 
 
 def discard_old_weights(
