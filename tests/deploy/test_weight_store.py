@@ -67,9 +67,12 @@ def test_what_is_put_is_what_is_fetched(store: Store) -> None:
     location = store.put(7)
     assert store.is_whole(7)
     assert read(location) == files
+    (version,) = store.stored()
+    assert store.stored() == {version: location}
     store.discard(location)
     assert not store.is_whole(7)
     store.discard(location)  # twice is once
+    assert store.stored() == {}
 
 
 def test_a_location_elsewhere_is_never_deleted(store: Store, tmp_path: Path) -> None:
