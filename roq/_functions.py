@@ -49,6 +49,7 @@ LEAVE = Function("leave", ("worker:name",))
 PIN = Function("pin", ("worker:name", "version:optional"))
 TAKE = Function("take", ("trainer:name", "version:optional"))
 PUBLISH = Function("publish", ("trainer:name", "version:integer", "weights:text", "metrics:text"))
+SERVE = Function("serve", ("trainer:name", "address:text"))
 CHECKPOINTED = Function("checkpointed", ("trainer:name", "version:integer"))
 RETIRE_WEIGHTS = Function("retire_weights", ("trainer:name", "keep:integer"))
 DROP = Function("drop", ("group:integer", "reason:text", "by:text"), once=True)
@@ -72,6 +73,7 @@ FUNCTIONS = (
     PIN,
     TAKE,
     PUBLISH,
+    SERVE,
     CHECKPOINTED,
     RETIRE_WEIGHTS,
     DROP,

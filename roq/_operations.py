@@ -571,6 +571,9 @@ class Operations:
             raise Invalid(f"weights = {weights[:80]!r} must be at most {_LOCATION} characters without NUL")
         yield from self._ask(f.PUBLISH, dict, trainer, version, weights, figures)
 
+    def serve(self, address: str, trainer: str) -> Operation[None]:
+        yield from self._ask(f.SERVE, dict, trainer, address)
+
     def checkpointed(self, version: int, trainer: str) -> Operation[None]:
         while (yield from self._ask(f.CHECKPOINTED, _Left, trainer, version)).left > 0:
             pass

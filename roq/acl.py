@@ -36,7 +36,7 @@ _LOOK = (f.STATUS, f.VERIFY, f.VERSION)
 ROLES: dict[str, tuple[f.Function, ...]] = {
     "admin": (f.CREATE,),
     "worker": (f.RESERVE, f.RENEW, f.COMPLETE, f.FINISH, f.RELEASE, f.SAVE_PREFIX, f.LEAVE, f.PIN),
-    "trainer": (f.TAKE, f.PUBLISH, f.CHECKPOINTED, f.RETIRE_WEIGHTS, f.DROP, f.FILTER),
+    "trainer": (f.TAKE, f.PUBLISH, f.SERVE, f.CHECKPOINTED, f.RETIRE_WEIGHTS, f.DROP, f.FILTER),
     "operator": (f.PAUSE, f.DROP, f.FILTER, f.DRAIN, f.REVIVE),
     "board": (),
     "owner": tuple(function for function in f.FUNCTIONS if not function.reads),

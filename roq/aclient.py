@@ -353,6 +353,10 @@ class AsyncScheduler:
         """As :meth:`Scheduler.publish`."""
         await self._run(self._operations.publish(version, weights, trainer, metrics))
 
+    async def serve(self, address: str, trainer: str) -> None:
+        """As :meth:`Scheduler.serve`."""
+        await self._run(self._operations.serve(address, trainer))
+
     async def checkpointed(self, version: int, trainer: str) -> None:
         """As :meth:`Scheduler.checkpointed`."""
         await self._run(self._operations.checkpointed(version, trainer))

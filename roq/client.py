@@ -490,6 +490,17 @@ class Scheduler:
         """
         self._run(self._operations.publish(version, weights, trainer, metrics))
 
+    def serve(self, address: str, trainer: str) -> None:
+        """Announce where the trainer sends weights from; ``pin`` tells workers. "" for nowhere any more.
+
+        It holds until another trainer takes over.
+
+        Raises:
+            NotReady: no batch was taken yet.
+            Fenced: another trainer has taken over.
+        """
+        self._run(self._operations.serve(address, trainer))
+
     def checkpointed(self, version: int, trainer: str) -> None:
         """Announce a durable checkpoint; earlier batches are freed.
 

@@ -31,9 +31,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     reward_std: Real | None = field(name="reward/std", default=None)
     staleness_mean: Real = field(name="staleness/mean", default=0.0)
     staleness_max: Count = field(name="staleness/max", default=0)
-    staleness_counts: dict[Staleness, Count] = field(
-        name="staleness/counts", default_factory=dict[str, int]
-    )
+    staleness_counts: dict[Staleness, Count] = field(name="staleness/counts", default_factory=dict[str, int])
     groups: Count = 0
     trajectories: Count = 0
     response_tokens: Count = field(name="tokens/response", default=0)

@@ -198,10 +198,14 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightsRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered weights version and where its files are."""
+    """A registered weights version and where its files are.
+
+    ``sender`` is where it can be received from, when the trainer sends weights (``[run] transfer``).
+    """
 
     version: int
     location: str
+    sender: str = ""
 
 
 class BufferStatus(msgspec.Struct, frozen=True, kw_only=True):

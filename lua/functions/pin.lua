@@ -7,6 +7,7 @@ Arguments:
   version   which; "" is the newest
 Reply:
   version, location
+  sender            who sends it, when the trainer does (serve)
 Refusals:
   ROQ_NO_WEIGHTS   not registered, or retired since; pin the newest
 ]]
@@ -21,6 +22,6 @@ transition.define({
     end
     workers.touch(run, args.worker)
     workers.pin(run, args.worker, version)
-    return { version = version, location = location }
+    return { version = version, location = location, sender = trainers.sender(run) }
   end,
 })

@@ -37,6 +37,7 @@ function M.attach(run, trainer)
     end
     context.set(run, "trainer", trainer)
     context.set(run, "stuck_since", nil) -- it begins to wait only now
+    context.set(run, "sender", nil) -- its predecessor's
     events.log(run, "trainer_joined", { "trainer", trainer })
   end
   M.seen(run)
@@ -50,6 +51,12 @@ function M.require(run, trainer)
   elseif trainer ~= current then
     fence(trainer, current)
   end
+end
+
+-- Where the owner sends weights from, or nil.
+function M.sender(run)
+  local address = redis.call("HGET", run.key.state, "sender")
+  return address and address ~= "" and address or nil
 end
 
 return M

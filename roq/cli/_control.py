@@ -99,9 +99,7 @@ def drain(target: Target, worker: str, reason: str, json_: bool) -> None:
 @click.option("--requeue-all", is_flag=True, help="Put all of them back.")
 @because
 @as_json
-def dead(
-    target: Target, requeue: tuple[int, ...], requeue_all: bool, reason: str, json_: bool
-) -> None:
+def dead(target: Target, requeue: tuple[int, ...], requeue_all: bool, reason: str, json_: bool) -> None:
     """List the prompts that were given up, with their last error; put them back with --requeue."""
     with target.scheduler() as scheduler:
         letters = scheduler.dead()

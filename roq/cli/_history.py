@@ -145,9 +145,7 @@ def _member_row(number: int, member: Member) -> tuple[object, ...]:
 
 
 @contextmanager
-def _history(
-    target: Target | None, file: Path | None
-) -> Generator[tuple[Iterator[Event], Scheduler | None]]:
+def _history(target: Target | None, file: Path | None) -> Generator[tuple[Iterator[Event], Scheduler | None]]:
     """The events that a command is about, of an archive or of the run; and the run's scheduler, if any."""
     if target is not None:
         with target.scheduler() as scheduler:

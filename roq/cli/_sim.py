@@ -62,15 +62,27 @@ def scenario_options(command: F) -> F:
     @click.option("--trainer-gpus", default=6, show_default=True, help="GPUs that train.")
     @click.option("--reprefill/--no-reprefill", default=True, help="New weights void the KV cache in flight.")
     @click.option(
-        "--set", "changes", multiple=True, metavar="KEY=VALUE",
+        "--set",
+        "changes",
+        multiple=True,
+        metavar="KEY=VALUE",
         help="Change a coefficient: rollout.KEY, trainer.KEY or lengths.KEY.",
     )
     @click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), help="Seeds to run.")
     @click.option("--jobs", type=click.IntRange(1), help="Processes at once; default: all cores.")
     @functools.wraps(command)
     def wrapped(
-        cost: str, trace: str | None, batch_size: int, group_size: int, instances: int, places: int,
-        trainer_gpus: int, reprefill: bool, changes: tuple[str, ...], jobs: int | None, **rest: Any,
+        cost: str,
+        trace: str | None,
+        batch_size: int,
+        group_size: int,
+        instances: int,
+        places: int,
+        trainer_gpus: int,
+        reprefill: bool,
+        changes: tuple[str, ...],
+        jobs: int | None,
+        **rest: Any,
     ) -> Any:
         from roq.sim.cost import load_cost
         from roq.sim.scenario import Scenario, changed
@@ -176,11 +188,17 @@ def compare(
 @sim.command()
 @click.option("--eta", "etas", default="1,2,3", show_default=True, callback=numbers)
 @click.option(
-    "--concurrency", default="24,40", show_default=True, callback=numbers,
+    "--concurrency",
+    default="24,40",
+    show_default=True,
+    callback=numbers,
     help="Trajectories at once per instance (--places is not looked at).",
 )
 @click.option(
-    "--split", "splits", multiple=True, metavar="N+M",
+    "--split",
+    "splits",
+    multiple=True,
+    metavar="N+M",
     help="Rollout instances + GPUs that train; repeatable. Default: --instances and --trainer-gpus.",
 )
 @click.option(
@@ -193,8 +211,16 @@ def compare(
 @scenario_options
 @as_json
 def plan(
-    scenario: Scenario, jobs: int, etas: list[int], concurrency: list[int], splits: tuple[str, ...],
-    slots: list[int], candidates: list[int], batches: int, seeds: int, json_: bool,
+    scenario: Scenario,
+    jobs: int,
+    etas: list[int],
+    concurrency: list[int],
+    splits: tuple[str, ...],
+    slots: list[int],
+    candidates: list[int],
+    batches: int,
+    seeds: int,
+    json_: bool,
 ) -> None:
     """Sweep η, concurrency, GPU split and over-sampling under roq; recommend a setting."""
     from roq.sim.plan import Sweep
@@ -202,7 +228,10 @@ def plan(
     from roq.sim.tables import plan_table
 
     sweep = Sweep(
-        etas=etas, places=concurrency, slots=slots, candidates=candidates,
+        etas=etas,
+        places=concurrency,
+        slots=slots,
+        candidates=candidates,
         splits=[_split(text) for text in splits] or [(scenario.instances, scenario.trainer_gpus)],
     )
     scenario = msgspec.structs.replace(scenario, batches=batches)

@@ -84,6 +84,7 @@ def main(url: str, run: str, folder: Path) -> None:
                     json.dumps({"version": version, "weights": weights}),
                 )
             sched.publish(version, weights, trainer)
+            sched.serve(f"127.0.0.1:{version}/none", trainer)
             if version % CHECKPOINT_EVERY == 0:
                 sched.checkpointed(version, trainer)
                 for old in sorted(folder.glob("checkpoint-*.json"))[:-2]:

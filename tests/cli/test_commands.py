@@ -182,7 +182,7 @@ def test_every_command_has_help() -> None:
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
     """``roq library | head -1`` ends quietly."""
-    command = f"{shlex.quote(sys.executable)} -c \"from roq.cli import main; main()\" library | head -1"
+    command = f'{shlex.quote(sys.executable)} -c "from roq.cli import main; main()" library | head -1'
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "#!lua name=roq\n"
     assert done.stderr == ""

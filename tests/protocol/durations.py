@@ -1,6 +1,6 @@
 """How long each call holds the server, from its own slow log, on runs of a given size.
 
-    python -m tests.protocol.durations --batch 64 --group 16 --eta 2
+python -m tests.protocol.durations --batch 64 --group 16 --eta 2
 """
 
 from __future__ import annotations

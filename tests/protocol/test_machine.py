@@ -80,9 +80,7 @@ class Machine(RuleBasedStateMachine):
 
     def sort_claims(self) -> None:
         """Claims that the model no longer knows as leased are stale."""
-        current = {
-            (g.number, g.part(m).token) for g in self.model.live("reserved") for m in g.leased("")
-        }
+        current = {(g.number, g.part(m).token) for g in self.model.live("reserved") for m in g.leased("")}
         for claim in [c for c in self.claims if (c.group, c.token) not in current]:
             self.claims.remove(claim)
             self.stale.append(claim)

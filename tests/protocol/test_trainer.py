@@ -220,3 +220,25 @@ def test_weights_are_pinned_and_retired(sched: Scheduler) -> None:
     sched.reserve("w0", 5, 0)
     assert [w.version for w in sched.retire_weights("t0", keep=1)] == [3]
     assert sched.verify() == []
+
+
+def test_a_sender_is_told_to_workers_until_another_trainer_takes_over(sched: Scheduler) -> None:
+    sched.create(CONFIG, weights="w/0")
+    with pytest.raises(NotReady, match="call take first"):
+        sched.serve("h:1/s", "t0")
+    step(sched, 0)
+    assert sched.pin("w0").sender == ""
+    sched.serve("h:1/s", "t0")
+    assert sched.pin("w0").sender == sched.pin("w0", version=0).sender == "h:1/s"
+    with pytest.raises(Invalid, match="513 bytes is longer than 512"):
+        sched.serve("x" * 513, "t0")
+    fill(sched, 1, 2)
+    assert sched.take("t1") is not None
+    assert sched.pin("w0").sender == "", "the new trainer has none yet"
+    with pytest.raises(Fenced):
+        sched.serve("h:1/s", "t0")
+    sched.serve("h:2/s", "t1")
+    assert sched.pin("w0").sender == "h:2/s"
+    sched.serve("", "t1")
+    assert sched.pin("w0").sender == ""
+    assert sched.verify() == []

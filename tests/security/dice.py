@@ -99,6 +99,7 @@ class Dice:
             return
         self.version, self.taken = self.version + 1, False
         self.trainer.publish(self.version, f"w{self.version}", "t0", {"reward/mean": 0.5})
+        self.trainer.serve(f"host:{self.version}/secret", "t0")
         if self.version % 3 == 0:
             self.trainer.checkpointed(self.version, "t0")
         self.trainer.retire_weights("t0", 2)

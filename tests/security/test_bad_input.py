@@ -281,6 +281,7 @@ def test_names_of_workers_and_trainers(sched: Scheduler, name: str) -> None:
         lambda: sched.leave(name),
         lambda: sched.take(name),
         lambda: sched.publish(1, "w", name),
+        lambda: sched.serve("h:1/s", name),
         lambda: sched.checkpointed(0, name),
         lambda: sched.retire_weights(name, 1),
     ]

@@ -53,6 +53,7 @@ def calls(scheduler: Scheduler) -> dict[str, Callable[[], Any]]:
         "pin": lambda: scheduler.pin("w0"),
         "take": lambda: scheduler.take("t0"),
         "publish": lambda: scheduler.publish(1, "w1", "t0"),
+        "serve": lambda: scheduler.serve("h:1/s", "t0"),
         "checkpointed": lambda: scheduler.checkpointed(0, "t0"),
         "retire_weights": lambda: scheduler.retire_weights("t0", 1),
         "drop": lambda: scheduler.drop(1, "test"),
@@ -67,7 +68,11 @@ def calls(scheduler: Scheduler) -> dict[str, Callable[[], Any]]:
 
 def test_every_function_has_a_role() -> None:
     given = {function.name for role in ROLES for function in role_functions(role)}
-    assert given == {function.name for function in FUNCTIONS}
+    assert (
+        given
+        == {function.name for function in FUNCTIONS}
+        == {*calls(Scheduler("redis://nowhere", "r")), "version"}
+    )
 
 
 @pytest.mark.parametrize("role", ROLES)

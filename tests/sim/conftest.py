@@ -22,7 +22,9 @@ def flat(train_s: float = 3.0, **rollout: float) -> CostModel:
     """A token takes a second whatever runs beside it, an update ``train_s``."""
     costs = {"base_s": 1.0, "kv_tokens": 10_000} | rollout
     return CostModel(
-        name="flat", rollout=RolloutCost(**costs), trainer=TrainerCost(fixed_s=train_s)  # type: ignore[arg-type]
+        name="flat",
+        rollout=RolloutCost(**costs),
+        trainer=TrainerCost(fixed_s=train_s),  # type: ignore[arg-type]
     )
 
 

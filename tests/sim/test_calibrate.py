@@ -148,5 +148,3 @@ def test_an_event_log_is_a_workload(tmp_path: Path) -> None:
     assert workload[0].prompt == 25
     with pytest.raises(ConfigError, match="groups of 8 responses; 9 are needed"):
         load_trace(DATA / "gcd-eta1.jsonl.gz", 9)
-
-

@@ -212,9 +212,7 @@ def test_a_stopped_and_a_killed_trainer_go_on_where_they_were(prepare) -> None:
     assert setup.log().count("the run is over after 8 updates") == 2
 
 
-def test_weights_go_to_an_object_store(
-    prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_go_to_an_object_store(prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Published once they are complete there; deleted there; written again when they were lost there."""
     monkeypatch.setenv("ROQ_CACHE", str(tmp_path / "cache"))
     store = tmp_path / "objects" / "run"

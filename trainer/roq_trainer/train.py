@@ -260,9 +260,7 @@ def discard_leftovers(sched: Scheduler, store: FolderStore | ObjectStore) -> Non
             store.discard(location)
 
 
-def discard_old_weights(
-    sched: Scheduler, trainer: str, keep: int, store: FolderStore | ObjectStore
-) -> None:
+def discard_old_weights(sched: Scheduler, trainer: str, keep: int, store: FolderStore | ObjectStore) -> None:
     """Unregister versions that nobody needs, then delete their files; never anything outside the store."""
     for old in sched.retire_weights(trainer, keep):
         store.discard(old.location)

@@ -1,0 +1,29 @@
+--[[
+roq_serve: where the trainer sends weights from, for workers that would rather receive than read them. It
+holds until another trainer takes over. Harmless to repeat.
+
+Arguments:
+  trainer   who
+  address   of the trainer's sender, as `pin` tells it to workers; "" for none
+Reply:
+  address
+Refusals:
+  ROQ_FENCED      another trainer has taken over
+  ROQ_NOT_READY   no trainer has taken a batch yet
+]]
+local LONGEST = 512 -- bytes
+
+transition.define({
+  name = "serve",
+  arguments = { "trainer:name", "address:text" },
+  frees = true,
+  apply = function(run, args)
+    if #args.address > LONGEST then
+      refuse.with("INVALID", "an address of %d bytes is longer than %d", #args.address, LONGEST)
+    end
+    trainers.require(run, args.trainer)
+    trainers.seen(run)
+    context.set(run, "sender", args.address)
+    return { address = args.address }
+  end,
+})
