@@ -18,6 +18,7 @@ Retrying is the caller's: the clients made here never retry.
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from redis.backoff import NoBackoff
 
 from roq.errors import ConfigError
 
-__all__ = ["check_url", "companions", "connect", "connect_async", "masked", "tls_trouble"]
+__all__ = ["check_url", "companions", "connect", "connect_async", "masked", "own_address", "tls_trouble"]
 
 SOCKET_TIMEOUT_S = 5.0
 _TIMEOUTS: dict[str, Any] = {
@@ -240,6 +241,31 @@ def companions(client: Any) -> list[Any]:
     """Clients that redis-py made beside ``client`` and that it does not close: those of its Sentinels."""
     manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
     return [] if manager is None else manager.sentinels
+
+
+def own_address(url: str) -> str:
+    """The address of this host on the network that leads to the server; nothing is sent.
+
+    Raises:
+        ConfigError: the URL cannot be understood, or its host's name does not resolve.
+    """
+    target = _parse(url)
+    host, port = target.hosts[0] if target.hosts else _host_of(target.url)
+    if not host:
+        return "127.0.0.1"
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)
+            return probe.getsockname()[0]
+    except OSError as error:
+        raise ConfigError(f"no way to the server's host {host}: {error}") from None
+
+
+def _host_of(url: str) -> tuple[str, int]:
+    """Of a single server; no host for a socket in the file system."""
+    parts = urlsplit(url)
+    return ("", 0) if parts.scheme == "unix" else (parts.hostname or "localhost", parts.port or 6379)
 
 
 def tls_trouble(error: BaseException) -> str | None:

@@ -134,12 +134,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         seed: of the prompts' order, of sampling and of the trainer.
         weights: where published weights go, if not into ``dir``: another folder that all workers see, or the
             URL of an object store, such as ``s3://bucket/prefix`` (docs/deploy.md).
+        transfer: how workers get new weights: "files" reads them from where they are; "nccl" (between GPUs)
+            and "gloo" (between CPUs) receive them from the trainer's host, and read files when that fails.
     """
 
     name: str
     dir: str
     seed: int = 0
     weights: str | None = None
+    transfer: Literal["files", "nccl", "gloo"] = "files"
 
     def __post_init__(self) -> None:
         if not self.dir or "\0" in self.dir:

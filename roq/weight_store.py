@@ -66,7 +66,9 @@ def weight_store(run: Run) -> FolderStore | ObjectStore:
     local = Path(run.dir) / "weights"
     if run.weights is None:
         return FolderStore(local)
-    return ObjectStore(run.weights, local) if is_url(run.weights) else FolderStore(Path(run.weights))
+    if is_url(run.weights):
+        return ObjectStore(run.weights, local, keep=run.transfer != "files")
+    return FolderStore(Path(run.weights))
 
 
 # ---- a folder ------------------------------------------------------------------------------------
@@ -138,12 +140,15 @@ class _Manifest(msgspec.Struct, frozen=True):
 class ObjectStore:
     """Versions as objects under ``url``; ``local`` is where the trainer exports a version before it is put.
 
+    With ``keep`` a version stays in ``local`` too until it is discarded, for a trainer that sends it.
+
     Raises:
         ConfigError: fsspec, or its driver for this kind of URL, is not installed here.
     """
 
-    def __init__(self, url: str, local: Path) -> None:
+    def __init__(self, url: str, local: Path, *, keep: bool = False) -> None:
         self.url = url.rstrip("/")
+        self._keep = keep
         self._local = FolderStore(local)
         self._fs, self._root = _open(self.url)
 
@@ -152,7 +157,7 @@ class ObjectStore:
         return self._local.target(version)
 
     def put(self, version: int) -> str:
-        """Store what is in :meth:`target`, which goes away; returns its location. Blocks, and retries.
+        """Store what is in :meth:`target`; returns its location. Blocks, and retries.
 
         Raises:
             StoreFailed: the store did not take it.
@@ -160,7 +165,8 @@ class ObjectStore:
         source = self.target(version)
         location = f"{self.url}/{source.name}"
         _persist(location, lambda: self._put(source, f"{self._root}/{source.name}"))
-        shutil.rmtree(source, ignore_errors=True)
+        if not self._keep:
+            shutil.rmtree(source, ignore_errors=True)
         return location
 
     def _put(self, source: Path, prefix: str) -> None:
@@ -215,7 +221,9 @@ class ObjectStore:
         """Delete a version; a location outside this store is left alone, and so is a store that is away."""
         if location.rpartition("/")[0] != self.url:
             return
-        prefix = f"{self._root}/{location.rpartition('/')[2]}"
+        name = location.rpartition("/")[2]
+        self._local.discard(str(self._local.root / name))
+        prefix = f"{self._root}/{name}"
         try:
             # The manifest goes first: what is half deleted is no version.
             _remove(self._fs, [f"{prefix}/{MANIFEST}"])

@@ -30,7 +30,13 @@ __all__ = ["main"]
     metavar="NAME",
     help="The run, as created by roq init or roq up.",
 )
-def main(url: str, run: str) -> None:
+@click.option(
+    "--address",
+    envvar="ROQ_TRAINER_ADDRESS",
+    help="An address of this host that workers reach, to send weights from ([run] transfer). By default the "
+    "one on the way to the server.",
+)
+def main(url: str, run: str, address: str | None) -> None:
     """Train a run's model until the run ends. With several ranks, start it by torchrun.
 
     Exits 0 at the end of the run or after SIGTERM, 2 when the job cannot work, 1 on any other failure.
@@ -46,7 +52,7 @@ def main(url: str, run: str) -> None:
     from roq_trainer.train import train
 
     try:
-        train(url, run)
+        train(url, run, address)
     except _dist.PeerFailed:
         code = 1  # rank 0 says why
     except RoqError as error:

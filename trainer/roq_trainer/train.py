@@ -30,6 +30,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from roq import Scheduler
+from roq._connect import own_address
 from roq.checks import check_lengths
 from roq.config import Job
 from roq.errors import ConfigError, RoqError
@@ -38,6 +39,7 @@ from roq.processes import unique_name
 from roq.weight_store import FolderStore, ObjectStore, weight_store
 from roq_trainer import _dist, checkpoint, data, logs, loss, metrics, model, step, weights
 from roq_trainer._cpu import megatron_device
+from roq_trainer.sender import Sender
 from roq_trainer.waiting import Order, Waiter
 
 __all__ = ["Diverged", "train"]
@@ -52,8 +54,10 @@ class Diverged(RoqError):
 
 
 @megatron_device()
-def train(url: str, run: str) -> None:
+def train(url: str, run: str, address: str | None = None) -> None:
     """Train until the run ends or SIGTERM arrives; returns normally in both cases.
+
+    ``address`` is the one that workers reach this host by, where the job has weights sent to them.
 
     Raises:
         ConfigError: the job, the model folder and the ranks started do not fit together.
@@ -115,6 +119,10 @@ def train(url: str, run: str) -> None:
         _dist.lead(partial(sched.checkpointed, done, trainer))
         return done
 
+    sender: Sender | None = None
+    if job.run.transfer != "files":
+        sender = Sender(job.run.transfer, store.target(0).parent, address or own_address(url))
+        _dist.lead(sender.start)  # on rank 0 alone
     journal = logs.Logs(job, done) if first else None
     began = time.perf_counter()
     laps = metrics.Laps()
@@ -132,6 +140,8 @@ def train(url: str, run: str) -> None:
             break
         batch = order.batch
         laps.lap("wait_for_batch")
+        if sender is not None:
+            _dist.lead(partial(sender.announce, sched, trainer))
 
         # ---------------------------------------------------------------------------------------------
         # This replica's share of the batch, as micro batches
@@ -218,6 +228,8 @@ def train(url: str, run: str) -> None:
         log.info("asked to leave after %d updates; start the trainer again to go on", done)
     if journal is not None:
         journal.close()
+    if sender is not None:
+        sender.close()
     sched.close()
     _dist.close()
 

@@ -13,20 +13,22 @@ import itertools
 import os
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from roq.config import Rollout
 from roq.errors import ConfigError, RoqError
+from roq.transfer import Tensor, TransferFailed
 from roq.weight_store import fetch, is_url
 from roq_worker import _cpu
 from roq_worker.model_folder import Shapes, WeightsError, check_model, read_shapes, resolve_model
+from roq_worker.receiver import Receiver
 
 __all__ = ["BACKEND", "Delta", "Engine", "EngineError"]
 
-BACKEND = "roq_files"  # the weight-transfer backend that roq_worker.weight_files registers
+BACKEND = "roq"  # the weight-transfer backend that roq_worker.weight_transfer registers
 
 SWAP_LIMIT_S = 240.0  # a large model from a slow disk takes minutes, a hung engine for ever
 
@@ -60,6 +62,7 @@ class Engine:
         tokenizer: the model's tokenizer (transformers).
         inflight: requests that are generating now.
         tokens: tokens sampled since the start.
+        trouble: why weights that the trainer sends were last read from files instead; empty if they came.
         progress_at: ``time.monotonic()`` of the last sign of life: an output, or a first request.
     """
 
@@ -70,7 +73,9 @@ class Engine:
         self._rollout = rollout
         self._ids = itertools.count()
         self._swapping = asyncio.Lock()
+        self._receiver = Receiver(llm.vllm_config.parallel_config.world_size, self._meet)
         self._broken = ""
+        self.trouble = ""
         self.version = version
         self.tokenizer: Any = llm.get_tokenizer()
         ends = llm.input_processor.generation_config_fields.get("eos_token_id") or []
@@ -113,7 +118,7 @@ class Engine:
             "use_tqdm_on_load": False,
             **_cpu.engine_arguments(max_model_len),
             **rollout.engine,
-            "worker_extension_cls": "roq_worker.weight_files.WorkerExtension",
+            "worker_extension_cls": "roq_worker.weight_transfer.WorkerExtension",
         }
         # In a thread: starting takes seconds to minutes, and the loop must keep answering meanwhile.
         # Handed over in a list: an idle thread keeps its last result alive, and with it vLLM's sockets.
@@ -192,10 +197,13 @@ class Engine:
         (internal_id,) = processor.external_req_ids[request_id]
         return processor.request_states[internal_id].weight_version_starts
 
-    async def swap(self, location: str, version: int) -> float:
+    async def swap(self, location: str, version: int, sender: str = "") -> float:
         """Load other weights of the same shapes under the requests in flight, which all go on.
 
-        With ``kv_on_swap = "recompute"`` their KV cache is computed again with the new weights, so
+        With a ``sender`` they are received from the trainer; :attr:`trouble` says why not when that fails and
+        they are read from ``location`` instead.
+
+        With ``kv_on_swap = "recompute"`` the KV cache in flight is computed again with the new weights, so
         that later log-probs equal the new model's; with "keep" it stays, and is cheaper and older.
 
         Returns:
@@ -205,35 +213,78 @@ class Engine:
             WeightsError, StoreFailed: the files cannot be read or do not fit; the old weights stay in use.
             EngineError: the engine failed with some of the new weights written; do not use it again.
         """
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        async with self._swapping, _local(location) as folder:
-            await asyncio.to_thread(self._check_fit, folder)
+        async with self._swapping, AsyncExitStack() as stack:
+            self.trouble = ""
+            tensors = await self._offered(sender, version) if sender else None
+            folder = await self._folder(location, stack) if tensors is None else None
             began = time.monotonic()
             try:
                 async with asyncio.timeout(SWAP_LIMIT_S):
                     recompute = self._rollout.kv_on_swap == "recompute"
                     await self._llm.pause_generation(mode="keep", clear_cache=recompute)
-                    await self._llm.start_weight_update()
-                    await self._llm.update_weights(WeightTransferUpdateRequest({"path": str(folder)}))
+                    if tensors is not None and not await self._receive(tensors):
+                        folder = await self._folder(location, stack)
+                    if folder is not None:
+                        await self._update({"path": str(folder)})
                     await self._llm.finish_weight_update(str(version))
                     self.version = version
                     await self._llm.resume_generation()
             except Exception as error:
                 # It stays paused: tokens from half-written weights belong to no version.
-                self._broken = f"loading weights v{version} from {folder} failed midway: {_one_line(error)}"
+                self._broken = f"loading weights v{version} from {location} failed midway: {_one_line(error)}"
                 raise EngineError(self._broken) from error
             self.progress_at = time.monotonic()
             return self.progress_at - began
+
+    async def _folder(self, location: str, stack: AsyncExitStack) -> Path:
+        """Weights that fit, as a folder on this host, while ``stack`` is open."""
+        folder = await stack.enter_async_context(_local(location))
+        if not folder.is_dir():
+            raise WeightsError(f"{folder}: there is no such folder; is it on a disk that this host shares?")
+        self._check_fit(str(folder), await asyncio.to_thread(read_shapes, folder))
+        return folder
+
+    async def _offered(self, sender: str, version: int) -> list[Tensor] | None:
+        """The tensors that will come; None when they will not."""
+        try:
+            tensors = await self._receiver.offer(sender, version)
+            self._check_fit("the trainer", {t.name: tuple(t.shape) for t in tensors})
+        except (TransferFailed, WeightsError) as error:
+            self.trouble = str(error)
+            return None
+        return tensors
+
+    async def _receive(self, tensors: list[Tensor]) -> bool:
+        """Whether all tensors came; if not, some of the model may be overwritten."""
+        self._receiver.go()
+        try:
+            await self._update({"tensors": [(t.name, t.dtype, t.shape) for t in tensors]})
+            await self._receiver.done()
+        except TransferFailed as error:  # only the sender's last word is missing
+            self.trouble = str(error)
+        except Exception as error:  # noqa: BLE001 - vLLM's own; the files are still there to be read
+            self.trouble = f"the trainer's weights did not come whole: {_one_line(error)}"
+            self._receiver.close()
+            return False
+        return True
+
+    async def _update(self, source: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._llm.start_weight_update()
+        await self._llm.update_weights(WeightTransferUpdateRequest(source))
+
+    async def _meet(self, place: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(place))
 
     def _loaded(self, shapes: Shapes) -> Shapes:
         # Some exporters write the output layer even where it is the embedding; vLLM skips it.
         return {n: s for n, s in shapes.items() if not (self._tied and n == "lm_head.weight")}
 
-    def _check_fit(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise WeightsError(f"{folder}: there is no such folder; is it on a disk that this host shares?")
-        found = self._loaded(read_shapes(folder))
+    def _check_fit(self, source: str, shapes: Shapes) -> None:
+        found = self._loaded(shapes)
         if found == self._shapes:
             return
         wrong = [
@@ -243,7 +294,7 @@ class Engine:
         ]
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise WeightsError(
-            f"{folder}: the weights do not fit the running model: {'; '.join(wrong[:3])}{more}"
+            f"{source}: the weights do not fit the running model: {'; '.join(wrong[:3])}{more}"
         )
 
     @property
@@ -269,6 +320,7 @@ class Engine:
 
     def close(self, timeout_s: float = 1.0) -> None:
         """End the engine process; requests still in flight are lost. Blocks, at most ``timeout_s``."""
+        self._receiver.close()
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.shutdown(timeout=timeout_s)

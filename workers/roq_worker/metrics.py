@@ -29,6 +29,7 @@ class Counters:
         fenced: finished or failed too late, when another worker had the claim.
         failed: attempts that a reward function or the engine failed.
         swaps, swap_s: weights loaded while running, and the seconds without generation for it.
+        received: of these, the ones that the trainer sent.
         idle_s: the engine had nothing to do.
         blocked_s: there were free places, and the scheduler refused to fill them.
         reserve_wait_s: the loop waited for an answer with free places in the engine. Results are handed
@@ -43,6 +44,7 @@ class Counters:
     failed: int = 0
     swaps: int = 0
     swap_s: float = 0.0
+    received: int = 0
     idle_s: float = 0.0
     blocked_s: float = 0.0
     reserve_wait_s: float = 0.0

@@ -207,8 +207,11 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
             try:
                 newest = await scheduler.pin(worker)
                 if newest.version > engine.version:
-                    counters.swap_s += await engine.swap(newest.location, newest.version)
+                    counters.swap_s += await engine.swap(newest.location, newest.version, newest.sender)
                     counters.swaps += 1
+                    counters.received += bool(newest.sender and not engine.trouble)
+                    if engine.trouble:
+                        say(f"weights v{newest.version} read from {newest.location}: {engine.trouble}")
                 trouble, shown = "", shown | {"doing": "generating", "version": engine.version}
                 beat.renew_now()  # ends the pin on the old version
                 return

@@ -1,0 +1,256 @@
+"""Weights over a process group: what the trainer's sender and a worker's engine agree on.
+
+The sender and the ranks of one engine make up a group of their own: workers come and go, and one that dies
+takes nobody along. Over a connection, line by line as JSON, a worker says hello and is told where to meet;
+for every version it asks, is offered the list of tensors, and says go; then the tensors are broadcast from
+rank 0, several in one buffer.
+
+Trust the network between them: whoever knows the address (it stands in Redis) may read weights, and neither
+the rendezvous nor the broadcast is encrypted.
+
+Needs torch, which the rest of ``roq`` does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any, cast
+
+import msgspec
+import torch
+from torch import distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from roq.errors import RoqError
+
+__all__ = [
+    "BUCKET_BYTES",
+    "LINE_BYTES",
+    "Ask",
+    "Done",
+    "Go",
+    "Group",
+    "Hello",
+    "Meeting",
+    "Offer",
+    "Tensor",
+    "TransferFailed",
+    "buckets",
+    "decode",
+    "encode",
+    "receive",
+    "send",
+    "split_address",
+]
+
+BUCKET_BYTES = 256 << 20
+"""Tensors are put together up to this size; a larger one goes alone."""
+
+LINE_BYTES = 64 << 20  # the offer of a model with a million tensors
+TIMEOUT = timedelta(seconds=60)  # for the others of a group to come, and for one buffer
+_ALIGNED = 16  # bytes: a tensor in a buffer is viewed as its own type
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+
+
+class TransferFailed(RoqError):
+    """Weights did not come over the network; they can be read from their files."""
+
+
+# ---- the messages --------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """Worker: who knows the secret may come in; ``ranks`` is the number of its engine's ranks."""
+
+    secret: str
+    ranks: int
+
+
+class Meeting(msgspec.Struct, frozen=True):
+    """Sender: meet as ``name`` at the rendezvous on ``port``, by ``backend``."""
+
+    backend: str = ""
+    port: int = 0
+    name: str = ""
+    error: str = ""
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Worker: what is there of ``version``?"""
+
+    version: int
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor under its Hugging Face name; ``dtype`` as torch calls it, such as "bfloat16"."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count * _dtype(self).itemsize
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """Sender: the tensors that will come, in this order."""
+
+    tensors: list[Tensor] = []
+    error: str = ""
+
+
+class Go(msgspec.Struct, frozen=True):
+    """Worker: the engine stands still and is about to receive."""
+
+
+class Done(msgspec.Struct, frozen=True):
+    """Sender: all of it was sent."""
+
+    bytes: int
+
+
+def split_address(address: str) -> tuple[str, int, str]:
+    """``host:port/secret`` as its parts.
+
+    Raises:
+        TransferFailed: it is not of this form.
+    """
+    place, _, secret = address.rpartition("/")
+    host, _, port = place.rpartition(":")
+    if not (host and port.isdecimal() and secret):
+        raise TransferFailed(f"{place or address!r} is not where a trainer sends weights from")
+    return host, int(port), secret
+
+
+# ---- the group -----------------------------------------------------------------------------------
+
+
+class Group:
+    """The sender (rank 0) and the ranks of one engine. Blocks until all have come, at most :data:`TIMEOUT`.
+
+    On CPUs (gloo) a peer that dies is noticed at once. Under NCCL torch ends the process that waits for a
+    dead one after :data:`TIMEOUT`.
+
+    Args:
+        backend, port, name: as the :class:`Meeting` says. host: the sender's, where they meet.
+        rank: 0 is the sender. size: of the group.
+        address: of this host on the network that leads to the other, for gloo.
+    """
+
+    def __init__(
+        self, backend: str, host: str, port: int, name: str, *, rank: int, size: int, address: str
+    ) -> None:
+        store = PrefixStore(name, TCPStore(host, port, is_master=False, timeout=TIMEOUT))
+        kinds: Any = dist  # the backends' classes are not in its stubs
+        if backend == "nccl":
+            options = kinds.ProcessGroupNCCL.Options()
+            options._timeout = TIMEOUT
+            self._group: Any = kinds.ProcessGroupNCCL(store, rank, size, options)
+        else:
+            options = kinds.ProcessGroupGloo._Options()
+            options._timeout = TIMEOUT
+            options._devices = [kinds.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
+            self._group = kinds.ProcessGroupGloo(store, rank, size, options)
+        self._backend = backend
+
+    def broadcast(self, buffer: torch.Tensor) -> None:
+        """From rank 0 to all others; ``buffer`` may be used again when this returns."""
+        self._group.broadcast(buffer, 0).wait()
+        if buffer.is_cuda:
+            torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        """Leave; those who wait in the group fail."""
+        if self._backend == "nccl":
+            self._group.abort()
+        self._group = None
+
+
+# ---- tensors in buffers --------------------------------------------------------------------------
+
+
+def _dtype(tensor: Tensor) -> torch.dtype:
+    if tensor.dtype not in _DTYPES:
+        raise TransferFailed(f"{tensor.name} is of the type {tensor.dtype}, which is not sent")
+    return _DTYPES[tensor.dtype]
+
+
+def buckets(tensors: Iterable[Tensor], limit: int = BUCKET_BYTES) -> Iterator[list[tuple[Tensor, int]]]:
+    """Consecutive tensors that share a buffer, each with its offset in bytes; the same on every rank."""
+    bucket: list[tuple[Tensor, int]] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + tensor.bytes > limit:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((tensor, size))
+        size += -(-tensor.bytes // _ALIGNED) * _ALIGNED
+    if bucket:
+        yield bucket
+
+
+def _buffer(bucket: list[tuple[Tensor, int]], device: torch.device) -> torch.Tensor:
+    last, offset = bucket[-1]
+    return torch.empty(offset + last.bytes, dtype=torch.uint8, device=device)
+
+
+def _part(buffer: torch.Tensor, tensor: Tensor, offset: int) -> torch.Tensor:
+    return buffer[offset : offset + tensor.bytes].view(_dtype(tensor)).view(tensor.shape)
+
+
+def send(
+    group: Group, source: Mapping[str, torch.Tensor], tensors: list[Tensor], device: torch.device
+) -> int:
+    """Broadcast ``tensors`` of ``source``; returns the bytes sent."""
+    sent = 0
+    for bucket in buckets(tensors):
+        buffer = _buffer(bucket, device)
+        for tensor, offset in bucket:
+            _part(buffer, tensor, offset).copy_(source[tensor.name])
+        group.broadcast(buffer)
+        sent += buffer.numel()
+    return sent
+
+
+def receive(group: Group, tensors: list[Tensor], device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    """What :func:`send` sends. The views stay valid: every buffer is a new one."""
+    for bucket in buckets(tensors):
+        buffer = _buffer(bucket, device)
+        group.broadcast(buffer)
+        yield from ((tensor.name, _part(buffer, tensor, offset)) for tensor, offset in bucket)
+
+
+def decode(line: bytes, kind: type[Any]) -> Any:
+    """A message.
+
+    Raises:
+        TransferFailed: the other side left, or says something else.
+    """
+    if not line.endswith(b"\n"):
+        raise TransferFailed("the other side has left")
+    try:
+        return cast("Any", msgspec.json.decode(line, type=kind))
+    except msgspec.MsgspecError as error:
+        raise TransferFailed(f"the other side says something else than expected: {error}") from None
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """A message as a line."""
+    return msgspec.json.encode(message) + b"\n"

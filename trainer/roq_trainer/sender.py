@@ -1,0 +1,268 @@
+"""Sends published weights to the workers that ask for them: a process beside the trainer's rank 0.
+
+Started by the trainer where ``[run] transfer`` says so; :class:`Sender` is its handle. It maps the files of a
+version, which are still in the page cache, and broadcasts them to the ranks of one engine (roq/transfer.py).
+The trainer waits for none of it, and a worker that dies in it, or hangs, costs a thread here.
+
+On GPUs (NCCL) not yet run.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import logging
+import os
+import secrets
+import select
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import torch
+from safetensors import safe_open
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from roq import Scheduler, transfer
+from roq._orphans import watch_parent
+from roq.errors import ConfigError
+
+__all__ = ["Sender"]
+
+log = logging.getLogger("roq.trainer")
+
+AT_ONCE = 4  # workers that are sent to at the same time; each takes a buffer on the GPU
+HELLO_S = 10.0  # for the first line of a connection
+QUEUE_S = 120.0  # for a turn to be sent to; then the worker reads the files
+GO_S = 60.0  # from the offer until the worker's engine stands still
+START_S = 120.0  # importing torch from a cold disk takes a while
+RESTART_S = 10.0  # between two starts
+MOST_RANKS = 1024
+
+
+class Sender:
+    """The process that sends weights, from the trainer's side.
+
+    Args:
+        backend: "nccl" or "gloo". folder: where versions are exported to. host: an address of this host that
+            workers reach.
+    """
+
+    def __init__(self, backend: str, folder: Path, host: str) -> None:
+        self._command = [sys.executable, "-m", "roq_trainer.sender", "--folder", str(folder)]
+        self._command += ["--backend", backend, "--host", host]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._address = self._announced = ""
+        self._started_at = 0.0
+
+    def start(self) -> None:
+        """Start it.
+
+        Raises:
+            ConfigError: it does not start.
+        """
+        self._started_at = time.monotonic()
+        self._process = process = subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], START_S)
+        self._address = process.stdout.readline().decode().strip() if ready else ""
+        if not self._address:
+            self.close()
+            raise ConfigError(
+                "the process that sends weights (run.transfer) does not start, its log says why; set "
+                'ROQ_TRAINER_ADDRESS to an address of this host, or transfer = "files"'
+            )
+
+    def announce(self, sched: Scheduler, trainer: str) -> None:
+        """Tell workers where it is, if they do not know; one that ended is started again.
+
+        Raises:
+            Fenced: another trainer has taken over.
+        """
+        if self._process is None or self._process.poll() is not None:
+            self._address = ""
+            if time.monotonic() - self._started_at > RESTART_S:
+                log.warning("the process that sends weights has ended; starting another")
+                try:
+                    self.start()
+                except ConfigError as error:
+                    log.warning("%s; workers read the files meanwhile", error)
+        if self._address != self._announced:
+            sched.serve(self._address, trainer)
+            self._announced = self._address
+
+    def close(self) -> None:
+        """End it; transfers under way fail."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """One thread for each worker that is connected."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, host: str, folder: Path, backend: str) -> None:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        self.address_family = found[0]
+        super().__init__((host, 0), _Connection)
+        self.folder = folder
+        self.backend = backend
+        self.secret = secrets.token_urlsafe(24)
+        self.device = torch.device("cpu")
+        if backend == "nccl":
+            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        self.turns = threading.BoundedSemaphore(AT_ONCE)
+        self.names = itertools.count(1)
+        meeting = socket.create_server((host, 0), family=self.address_family)
+        self.port = meeting.getsockname()[1]
+        self.store = TCPStore(
+            host, self.port,
+            is_master=True, wait_for_workers=False, master_listen_fd=meeting.detach(),
+            timeout=transfer.TIMEOUT,
+        )  # fmt: skip
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        _say(f"to {client_address[0]}: {_one_line(sys.exception())}")
+
+
+class _Connection(socketserver.StreamRequestHandler):
+    """What one worker is told, from its hello until it leaves."""
+
+    server: _Server
+
+    def handle(self) -> None:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # its host may vanish
+        hello = self._read(transfer.Hello, HELLO_S, limit=4096)
+        if not hmac.compare_digest(hello.secret.encode(), self.server.secret.encode()):
+            return self._write(transfer.Meeting(error="wrong secret; pin the newest weights again"))
+        if not 1 <= hello.ranks <= MOST_RANKS:
+            return self._write(transfer.Meeting(error=f"{hello.ranks} ranks are none, or too many"))
+        if self.server.device.type == "cuda":
+            torch.cuda.set_device(self.server.device)
+        name = f"engine-{next(self.server.names)}"
+        self._write(transfer.Meeting(self.server.backend, self.server.port, name))
+        here = self.connection.getsockname()[0]
+        # With a client of its own: one that waits for a rank keeps other threads from using it.
+        group = transfer.Group(
+            self.server.backend, here, self.server.port, name, rank=0, size=hello.ranks + 1, address=here
+        )
+        try:
+            while line := self.rfile.readline(4096):
+                self._serve(group, transfer.decode(line, transfer.Ask).version)
+        finally:
+            group.close()
+
+    def _serve(self, group: transfer.Group, version: int) -> None:
+        if not self.server.turns.acquire(timeout=QUEUE_S):
+            self._write(transfer.Offer(error=f"no turn within {QUEUE_S:.0f} s"))
+            return
+        try:
+            with ExitStack() as stack:
+                try:
+                    source = _Files(self.server.folder / f"v{version:08d}", stack)
+                except (OSError, ValueError) as error:
+                    self._write(transfer.Offer(error=f"version {version}: {_one_line(error)}"))
+                    return
+                began = time.monotonic()
+                self._write(transfer.Offer(source.tensors))
+                self._read(transfer.Go, GO_S, limit=4096)
+                sent = transfer.send(group, source, source.tensors, self.server.device)
+                self._write(transfer.Done(sent))
+        finally:
+            self.server.turns.release()
+        seconds = time.monotonic() - began
+        _say(f"v{version} to {self.client_address[0]}: {sent / 1e6:,.1f} MB in {seconds:.2f} s")
+
+    def _read(self, kind: type[Any], limit_s: float, limit: int) -> Any:
+        self.connection.settimeout(limit_s)
+        try:
+            return transfer.decode(self.rfile.readline(limit), kind)
+        finally:
+            self.connection.settimeout(None)
+
+    def _write(self, message: msgspec.Struct) -> None:
+        self.wfile.write(transfer.encode(message))
+
+
+class _Files(dict[str, torch.Tensor]):
+    """A version's tensors, mapped; they may be deleted meanwhile. ``tensors`` is what is offered.
+
+    Raises:
+        OSError, ValueError: they cannot be read.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        super().__init__()
+        self.tensors: list[transfer.Tensor] = []
+        self._files: dict[str, Any] = {}
+        paths = sorted(folder.glob("*.safetensors"))
+        if not paths:
+            raise ValueError("its files are not here")
+        for path in paths:
+            try:
+                file: Any = stack.enter_context(safe_open(path, framework="pt"))
+            except Exception as error:  # safetensors' errors share no base class
+                raise ValueError(f"{path.name} cannot be read: {error}") from error
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                piece = file.get_slice(name)
+                dtype = _NAMES.get(str(piece.get_dtype()), str(piece.get_dtype()))
+                self.tensors.append(transfer.Tensor(name, dtype, list(piece.get_shape())))
+                self._files[name] = file
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        return self._files[name].get_tensor(name)  # not kept
+
+
+# safetensors' names of types, as torch has them
+_NAMES = {
+    "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
+    "I64": "int64", "I32": "int32", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} sender: {line}", file=sys.stderr, flush=True)
+
+
+@click.command()
+@click.option(
+    "--folder", required=True, type=click.Path(path_type=Path), help="Where versions are exported to."
+)
+@click.option("--backend", required=True, type=click.Choice(["nccl", "gloo"]), help="Who moves the bytes.")
+@click.option("--host", required=True, help="The address to listen on, and that workers reach.")
+def main(folder: Path, backend: str, host: str) -> None:
+    """Send weights to workers until the trainer that started this ends. Prints its address first."""
+    watch_parent()
+    try:
+        server = _Server(host, folder, backend)
+    except (OSError, RuntimeError) as error:
+        raise click.ClickException(f"cannot listen on {host}: {_one_line(error)}") from None
+    with server:
+        shown = f"[{host}]" if ":" in host else host
+        print(f"{shown}:{server.server_address[1]}/{server.secret}", flush=True)
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""A weight-transfer backend for vLLM: from a Hugging Face folder, or from the trainer; in the engine process.
+
+vLLM's own backend for NCCL has one group of a fixed size, which the trainer drives and all workers are in.
+Here weights are files, read by any number of workers when they like, and where the trainer sends them, every
+engine has a group of its own with it (roq/transfer.py) and asks when it is ready.
+Named by ``worker_extension_cls``: importing this module registers the backend.
+
+Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+from vllm.model_executor.model_loader.reload.inplace import reload_weights
+
+from roq import transfer
+from roq._orphans import watch_parent
+from roq_worker import _cpu
+from roq_worker.engine import BACKEND
+
+__all__ = ["Meeting", "Source", "Transfer", "WorkerExtension"]
+
+
+@dataclass
+class Meeting(WeightTransferInitInfo):
+    """Where all ranks of the engine meet the trainer's sender, as :class:`roq.transfer.Group` takes it."""
+
+    backend: str
+    host: str
+    port: int
+    name: str
+    size: int
+    address: str
+
+
+@dataclass
+class Source(WeightTransferUpdateInfo):
+    """``path`` of the folder that holds the new weights, or the ``tensors`` that the sender will send."""
+
+    path: str = ""
+    tensors: list[tuple[str, str, list[int]]] = field(default_factory=list[tuple[str, str, list[int]]])
+
+
+class Transfer(WeightTransferEngine[Meeting, Source]):
+    """Loads tensors into the running model: all ``*.safetensors`` of a folder, or what the sender sends.
+
+    The caller has checked names and shapes. After a failure the model holds some of the new weights; only
+    another update, of all of them, makes it usable again.
+    """
+
+    init_info_cls = Meeting
+    update_info_cls = Source
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._group: transfer.Group | None = None
+        watch_parent()  # the engine process would outlive a killed worker for ever
+
+    def init_transfer_engine(self, init_info: Meeting) -> None:
+        self.shutdown()
+        parallel = self.parallel_config
+        rank = parallel.data_parallel_index * parallel.world_size + parallel.rank + 1
+        self._group = transfer.Group(**asdict(init_info), rank=rank)
+
+    def start_weight_update(self) -> None:
+        pass
+
+    def finish_weight_update(self) -> None:
+        pass
+
+    def update_weights(self, update_info: dict[str, str]) -> None:
+        # The base class synchronizes an accelerator, which a CPU build refuses.
+        self.receive_weights(self.parse_update_info(update_info))
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def receive_weights(self, update_info: Source) -> None:
+        tensors = _read(Path(update_info.path)) if update_info.path else self._received(update_info)
+        try:
+            # model.load_weights alone fails where layers are repacked after loading (oneDNN, quantized).
+            reload_weights(
+                self.vllm_config, self.model, tensors, weights_path=None, is_checkpoint_format=True
+            )
+        except BaseException:
+            # What came stays counted per layer, and would be taken for a part of the next update.
+            finalize_layerwise_reload(self.model, self.model_config)
+            raise
+        _cpu.refresh_tied_head(self.model)
+
+    def _received(self, update_info: Source) -> Iterator[tuple[str, torch.Tensor]]:
+        assert self._group is not None, "init_transfer_engine comes first"
+        tensors = [transfer.Tensor(*tensor) for tensor in update_info.tensors]
+        try:
+            yield from transfer.receive(self._group, tensors, self.device)
+        except BaseException:
+            self.shutdown()  # a group that broke is never used again
+            raise
+
+    def shutdown(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+
+def _read(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    # All files are opened (mapped) before the first write: deleting them later does no harm.
+    files = [safe_open(file, framework="pt") for file in sorted(folder.glob("*.safetensors"))]
+    for file in files:
+        for name in file.keys():  # noqa: SIM118 - not a dict
+            yield name, file.get_tensor(name)
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, Transfer)
+
+
+class WorkerExtension:
+    """Adds nothing to vLLM's worker; naming it makes the engine process import this module."""
