@@ -44,9 +44,7 @@ __all__ = [
     "split_address",
 ]
 
-BUCKET_BYTES = 256 << 20
-"""Tensors are put together up to this size; a larger one goes alone."""
-
+BUCKET_BYTES = 256 << 20  # what a sender puts together at most
 LINE_BYTES = 64 << 20  # the offer of a model with a million tensors
 TIMEOUT = timedelta(seconds=60)  # for the others of a group to come, and for one buffer
 _ALIGNED = 16  # bytes: a tensor in a buffer is viewed as its own type
@@ -110,9 +108,10 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """Sender: the tensors that will come, in this order."""
+    """Sender: the tensors that will come, in this order, put together up to ``bucket`` bytes."""
 
     tensors: list[Tensor] = []
+    bucket: int = BUCKET_BYTES
     error: str = ""
 
 
@@ -192,8 +191,11 @@ def _dtype(tensor: Tensor) -> torch.dtype:
     return _DTYPES[tensor.dtype]
 
 
-def buckets(tensors: Iterable[Tensor], limit: int = BUCKET_BYTES) -> Iterator[list[tuple[Tensor, int]]]:
-    """Consecutive tensors that share a buffer, each with its offset in bytes; the same on every rank."""
+def buckets(tensors: Iterable[Tensor], limit: int) -> Iterator[list[tuple[Tensor, int]]]:
+    """Consecutive tensors that share a buffer of at most ``limit`` bytes, each with its offset in it.
+
+    A larger tensor goes alone. The same on every rank.
+    """
     bucket: list[tuple[Tensor, int]] = []
     size = 0
     for tensor in tensors:
@@ -215,12 +217,10 @@ def _part(buffer: torch.Tensor, tensor: Tensor, offset: int) -> torch.Tensor:
     return buffer[offset : offset + tensor.bytes].view(_dtype(tensor)).view(tensor.shape)
 
 
-def send(
-    group: Group, source: Mapping[str, torch.Tensor], tensors: list[Tensor], device: torch.device
-) -> int:
-    """Broadcast ``tensors`` of ``source``; returns the bytes sent."""
+def send(group: Group, source: Mapping[str, torch.Tensor], offer: Offer, device: torch.device) -> int:
+    """Broadcast what was offered; returns the bytes sent."""
     sent = 0
-    for bucket in buckets(tensors):
+    for bucket in buckets(offer.tensors, offer.bucket):
         buffer = _buffer(bucket, device)
         for tensor, offset in bucket:
             _part(buffer, tensor, offset).copy_(source[tensor.name])
@@ -229,9 +229,9 @@ def send(
     return sent
 
 
-def receive(group: Group, tensors: list[Tensor], device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-    """What :func:`send` sends. The views stay valid: every buffer is a new one."""
-    for bucket in buckets(tensors):
+def receive(group: Group, offer: Offer, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    """What :func:`send` sends. The tensors stay valid: every buffer is a new one."""
+    for bucket in buckets(offer.tensors, offer.bucket):
         buffer = _buffer(bucket, device)
         group.broadcast(buffer)
         yield from ((tensor.name, _part(buffer, tensor, offset)) for tensor, offset in bucket)

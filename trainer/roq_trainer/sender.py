@@ -124,6 +124,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__((host, 0), _Connection)
         self.folder = folder
         self.backend = backend
+        self.bucket = transfer.BUCKET_BYTES
         self.secret = secrets.token_urlsafe(24)
         self.device = torch.device("cpu")
         if backend == "nccl":
@@ -181,9 +182,10 @@ class _Connection(socketserver.StreamRequestHandler):
                     self._write(transfer.Offer(error=f"version {version}: {_one_line(error)}"))
                     return
                 began = time.monotonic()
-                self._write(transfer.Offer(source.tensors))
+                offer = transfer.Offer(source.tensors, self.server.bucket)
+                self._write(offer)
                 self._read(transfer.Go, GO_S, limit=4096)
-                sent = transfer.send(group, source, source.tensors, self.server.device)
+                sent = transfer.send(group, source, offer, self.server.device)
                 self._write(transfer.Done(sent))
         finally:
             self.server.turns.release()

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from roq.config import Rollout
 from roq.errors import ConfigError, RoqError
-from roq.transfer import Tensor, TransferFailed
+from roq.transfer import Offer, TransferFailed
 from roq.weight_store import fetch, is_url
 from roq_worker import _cpu
 from roq_worker.model_folder import Shapes, WeightsError, check_model, read_shapes, resolve_model
@@ -215,14 +217,14 @@ class Engine:
         """
         async with self._swapping, AsyncExitStack() as stack:
             self.trouble = ""
-            tensors = await self._offered(sender, version) if sender else None
-            folder = await self._folder(location, stack) if tensors is None else None
+            offer = await self._offered(sender, version) if sender else None
+            folder = await self._folder(location, stack) if offer is None else None
             began = time.monotonic()
             try:
                 async with asyncio.timeout(SWAP_LIMIT_S):
                     recompute = self._rollout.kv_on_swap == "recompute"
                     await self._llm.pause_generation(mode="keep", clear_cache=recompute)
-                    if tensors is not None and not await self._receive(tensors):
+                    if offer is not None and not await self._receive(offer):
                         folder = await self._folder(location, stack)
                     if folder is not None:
                         await self._update({"path": str(folder)})
@@ -244,21 +246,25 @@ class Engine:
         self._check_fit(str(folder), await asyncio.to_thread(read_shapes, folder))
         return folder
 
-    async def _offered(self, sender: str, version: int) -> list[Tensor] | None:
-        """The tensors that will come; None when they will not."""
+    async def _offered(self, sender: str, version: int) -> Offer | None:
+        """What the trainer is about to send; None when nothing will come."""
         try:
-            tensors = await self._receiver.offer(sender, version)
-            self._check_fit("the trainer", {t.name: tuple(t.shape) for t in tensors})
-        except (TransferFailed, WeightsError) as error:
+            offer = await self._receiver.offer(sender, version)
+            self._check_fit("the trainer", {t.name: tuple(t.shape) for t in offer.tensors})
+        except TransferFailed as error:
             self.trouble = str(error)
             return None
-        return tensors
+        except WeightsError as error:
+            self._receiver.close()  # it waits for us to begin
+            self.trouble = str(error)
+            return None
+        return offer
 
-    async def _receive(self, tensors: list[Tensor]) -> bool:
+    async def _receive(self, offer: Offer) -> bool:
         """Whether all tensors came; if not, some of the model may be overwritten."""
         self._receiver.go()
         try:
-            await self._update({"tensors": [(t.name, t.dtype, t.shape) for t in tensors]})
+            await self._update({"offer": msgspec.json.encode(offer)})
             await self._receiver.done()
         except TransferFailed as error:  # only the sender's last word is missing
             self.trouble = str(error)

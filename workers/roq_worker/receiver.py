@@ -37,7 +37,7 @@ class Receiver:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def offer(self, sender: str, version: int) -> list[transfer.Tensor]:
+    async def offer(self, sender: str, version: int) -> transfer.Offer:
         """What of ``version`` will come from ``sender``, a worker's answer from ``pin``.
 
         Raises:
@@ -50,7 +50,7 @@ class Receiver:
         offer = await self._ask(transfer.Ask(version), transfer.Offer, OFFER_S)
         if offer.error:  # the connection is as good as before
             raise TransferFailed(offer.error)
-        return offer.tensors
+        return offer
 
     def go(self) -> None:
         """The engine is about to receive."""

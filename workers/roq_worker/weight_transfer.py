@@ -11,10 +11,11 @@ Not yet run on a GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import safe_open
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
@@ -48,10 +49,10 @@ class Meeting(WeightTransferInitInfo):
 
 @dataclass
 class Source(WeightTransferUpdateInfo):
-    """``path`` of the folder that holds the new weights, or the ``tensors`` that the sender will send."""
+    """``path`` of the folder with the new weights, or the sender's ``offer`` (JSON) of what will come."""
 
     path: str = ""
-    tensors: list[tuple[str, str, list[int]]] = field(default_factory=list[tuple[str, str, list[int]]])
+    offer: bytes = b""
 
 
 class Transfer(WeightTransferEngine[Meeting, Source]):
@@ -88,7 +89,7 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
             torch.cuda.synchronize()
 
     def receive_weights(self, update_info: Source) -> None:
-        tensors = _read(Path(update_info.path)) if update_info.path else self._received(update_info)
+        tensors = _read(Path(update_info.path)) if update_info.path else self._received(update_info.offer)
         try:
             # model.load_weights alone fails where layers are repacked after loading (oneDNN, quantized).
             reload_weights(
@@ -100,11 +101,11 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
             raise
         _cpu.refresh_tied_head(self.model)
 
-    def _received(self, update_info: Source) -> Iterator[tuple[str, torch.Tensor]]:
+    def _received(self, offer: bytes) -> Iterator[tuple[str, torch.Tensor]]:
         assert self._group is not None, "init_transfer_engine comes first"
-        tensors = [transfer.Tensor(*tensor) for tensor in update_info.tensors]
         try:
-            yield from transfer.receive(self._group, tensors, self.device)
+            expected = msgspec.json.decode(offer, type=transfer.Offer)
+            yield from transfer.receive(self._group, expected, self.device)
         except BaseException:
             self.shutdown()  # a group that broke is never used again
             raise

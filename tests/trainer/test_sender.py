@@ -1,0 +1,328 @@
+"""Weights that are sent: the real sender, and ranks that receive as an engine's would. On gloo."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from roq import transfer
+from roq.errors import ConfigError, Fenced
+from roq_trainer import sender as sending
+from roq_trainer.sender import Sender
+
+CPU = torch.device("cpu")
+HOST = "127.0.0.1"
+
+
+def tensors(seed: int) -> dict[str, torch.Tensor]:
+    """Of several types and of sizes that leave offsets unaligned; one is larger than a bucket."""
+    made = torch.Generator().manual_seed(seed)
+    return {
+        "a.scale": torch.randn((), generator=made),
+        "b.odd": torch.randn(3, 5, generator=made).to(torch.bfloat16),
+        "c.bytes": torch.randint(0, 255, (7,), generator=made, dtype=torch.uint8),
+        "d.large": torch.randn(64, 33, generator=made),
+        "e.none": torch.empty(0, 4),
+        "f.half": torch.randn(9, generator=made).half(),
+        "g.ids": torch.randint(0, 9, (2, 2), generator=made),
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Version 1 in one file, version 2 in two."""
+    (tmp_path / "v00000001").mkdir()
+    save_file(tensors(1), tmp_path / "v00000001" / "model.safetensors")
+    (tmp_path / "v00000002").mkdir()
+    halves = list(tensors(2).items())
+    for i, part in enumerate((halves[:3], halves[3:])):
+        save_file(dict(part), tmp_path / "v00000002" / f"model-{i}.safetensors")
+    return tmp_path
+
+
+@contextmanager
+def serving(folder: Path, **settings: Any) -> Iterator[str]:
+    """A sender in a thread of this process; gives its address."""
+    with sending._Server(HOST, folder, "gloo") as server:
+        for name, value in settings.items():
+            setattr(server, name, value)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield f"{HOST}:{server.server_address[1]}/{server.secret}"
+        server.shutdown()
+        thread.join()
+
+
+class Engine:
+    """A connection, and ``ranks`` threads that receive as an engine's ranks do."""
+
+    def __init__(self, address: str, ranks: int = 1) -> None:
+        host, port, self._secret = transfer.split_address(address)
+        self._host, self._ranks = host, ranks
+        self._socket = socket.create_connection((host, port), timeout=20)
+        self._lines = self._socket.makefile("rb")
+        self._pool = ThreadPoolExecutor(ranks)
+        self.groups: list[transfer.Group] = []
+
+    def say(self, message: msgspec.Struct | bytes) -> None:
+        self._socket.sendall(message if isinstance(message, bytes) else transfer.encode(message))
+
+    def hear(self, kind: type[Any]) -> Any:
+        return transfer.decode(self._lines.readline(), kind)
+
+    def meet(self) -> transfer.Meeting:
+        self.say(transfer.Hello(self._secret, self._ranks))
+        meeting = self.hear(transfer.Meeting)
+        if not meeting.error:
+
+            def join(rank: int) -> transfer.Group:
+                place = (meeting.backend, self._host, meeting.port, meeting.name)
+                return transfer.Group(*place, rank=rank, size=self._ranks + 1, address=HOST)
+
+            self.groups = list(self._pool.map(join, range(1, self._ranks + 1)))
+        return meeting
+
+    def ask(self, version: int) -> transfer.Offer:
+        self.say(transfer.Ask(version))
+        return self.hear(transfer.Offer)
+
+    def receive(self, offer: transfer.Offer) -> list[dict[str, torch.Tensor]]:
+        self.say(transfer.Go())
+        runs: list[Future[dict[str, torch.Tensor]]] = [
+            self._pool.submit(lambda group=group: dict(transfer.receive(group, offer, CPU)))
+            for group in self.groups
+        ]
+        return [run.result(30) for run in runs]
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.close()
+        self.groups = []
+        self._lines.close()
+        self._socket.close()
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def engine() -> Iterator[Callable[..., Engine]]:
+    made: list[Engine] = []
+
+    def make(address: str, ranks: int = 1) -> Engine:
+        made.append(Engine(address, ranks))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(
+        found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+        for name, tensor in expected.items()
+    )
+
+
+@pytest.mark.parametrize("bucket", [1, 64, 4096, 1 << 20])
+def test_buckets_hold_everything_once_and_aligned(bucket: int) -> None:
+    offered = [
+        transfer.Tensor(name, str(t.dtype).removeprefix("torch."), list(t.shape))
+        for name, t in tensors(1).items()
+    ]
+    made = list(transfer.buckets(offered, bucket))
+    assert [tensor for one in made for tensor, _ in one] == offered
+    for one in made:
+        end = 0
+        for tensor, offset in one:
+            assert offset % 16 == 0
+            assert offset >= end
+            end = offset + tensor.bytes
+        assert end <= bucket or len(one) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_rank_of_every_engine_gets_the_same(
+    folder: Path, engine: Callable[..., Engine], ranks: int
+) -> None:
+    with serving(folder, bucket=64) as address:
+        one, two = engine(address, ranks), engine(address, ranks)
+        for each in (one, two):
+            assert each.meet().error == ""
+        for version, each in ((1, one), (2, one), (2, two), (1, two)):
+            offer = each.ask(version)
+            assert [tensor.name for tensor in offer.tensors] == sorted(tensors(version))
+            for found in each.receive(offer):
+                assert same(found, tensors(version))
+            assert each.hear(transfer.Done).bytes > 64 * 33 * 4
+
+
+def test_what_cannot_be_sent_is_said(folder: Path, engine: Callable[..., Engine]) -> None:
+    cut = folder / "v00000003"
+    cut.mkdir()
+    (cut / "model.safetensors").write_bytes((folder / "v00000001" / "model.safetensors").read_bytes()[:99])
+    with serving(folder) as address:
+        one = engine(address)
+        one.meet()
+        assert "version 9: its files are not here" in one.ask(9).error
+        assert "model.safetensors cannot be read" in one.ask(3).error
+        offer = one.ask(1)  # the connection is as good as before
+        assert same(one.receive(offer)[0], tensors(1))
+
+
+def test_files_that_are_deleted_meanwhile_still_come(folder: Path, engine: Callable[..., Engine]) -> None:
+    with serving(folder) as address:
+        one = engine(address)
+        one.meet()
+        offer = one.ask(1)
+        (folder / "v00000001" / "model.safetensors").unlink()
+        assert same(one.receive(offer)[0], tensors(1))
+
+
+def test_strangers_are_sent_away(
+    folder: Path,
+    engine: Callable[..., Engine],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sending, "HELLO_S", 0.3)
+    with serving(folder) as address:
+        wrong = engine(address.rpartition("/")[0] + "/guess")
+        assert "wrong secret" in wrong.meet().error
+        for said in (b"\n", b"GET / HTTP/1.1\r\n", b'{"secret": 1}\n', b"x" * 10_000, b""):
+            stranger = engine(address)
+            stranger.say(said)
+            began = time.monotonic()
+            with pytest.raises(transfer.TransferFailed, match="the other side has left"):
+                stranger.hear(transfer.Meeting)
+            assert time.monotonic() - began < 5
+        for ranks in (0, 5000):
+            crowd = engine(address, 1)
+            crowd._ranks = ranks
+            assert f"{ranks} ranks" in crowd.meet().error
+        good = engine(address)
+        assert good.meet().error == ""
+        assert same(good.receive(good.ask(2))[0], tensors(2))
+    assert "guess" not in capfd.readouterr().err
+
+
+def test_one_worker_that_hangs_holds_up_nobody(
+    folder: Path, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "GO_S", 0.5)
+    with serving(folder, turns=threading.BoundedSemaphore(1)) as address:
+        absent = engine(address)  # is told where to meet, and never comes
+        absent.say(transfer.Hello(address.rpartition("/")[2], 1))
+        absent.hear(transfer.Meeting)
+        slow, good = engine(address), engine(address)
+        slow.meet()
+        good.meet()
+        slow.ask(1)  # has the only turn, and never says go
+        began = time.monotonic()
+        offer = good.ask(2)
+        assert 0.2 < time.monotonic() - began < 5
+        assert same(good.receive(offer)[0], tensors(2))
+        with pytest.raises(transfer.TransferFailed, match="has left"):
+            slow.hear(transfer.Done)
+
+
+def test_no_turn_is_said_in_time(
+    folder: Path, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "QUEUE_S", 0.2)
+    with serving(folder, turns=threading.BoundedSemaphore(1)) as address:
+        slow, late = engine(address), engine(address)
+        slow.meet()
+        late.meet()
+        offer = slow.ask(1)
+        assert "no turn within" in late.ask(1).error
+        assert same(slow.receive(offer)[0], tensors(1))
+
+
+class Announced:
+    """Stands where the scheduler does: what was announced."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+
+    def serve(self, address: str, trainer: str) -> None:
+        if trainer != "t0":
+            raise Fenced(f"{trainer} was superseded")
+        self.addresses.append(address)
+
+
+def test_the_process_is_announced_and_started_again(
+    folder: Path, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sched: Any = Announced()
+    sender = Sender("gloo", folder, HOST)
+    try:
+        sender.start()
+        sender.announce(sched, "t0")
+        sender.announce(sched, "t0")
+        (address,) = sched.addresses
+        assert re.fullmatch(r"127\.0\.0\.1:\d+/[\w-]{32}", address)
+        one = engine(address)
+        one.meet()
+        assert same(one.receive(one.ask(1))[0], tensors(1))
+        process = sender._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(10)
+        sender.announce(sched, "t0")  # too soon after its start for another
+        assert sched.addresses == [address, ""]
+        monkeypatch.setattr(sending, "RESTART_S", 0.0)
+        sender.announce(sched, "t0")
+        assert len(sched.addresses) == 3
+        two = engine(sched.addresses[-1])
+        assert two.meet().error == ""
+    finally:
+        sender.close()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_a_host_that_is_not_ours_is_a_configuration_error(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="ROQ_TRAINER_ADDRESS"):
+        Sender("gloo", folder, "192.0.2.1").start()
+    assert "cannot listen on 192.0.2.1" in capfd.readouterr().err
+
+
+def test_it_ends_with_its_trainer(folder: Path) -> None:
+    trainer = (
+        "import sys, time; from pathlib import Path; from roq_trainer.sender import Sender\n"
+        f"sender = Sender('gloo', Path({str(folder)!r}), '{HOST}'); sender.start()\n"
+        "print(sender._process.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", trainer], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        os.kill(pid, 0)
+        process.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:1", "host:x/s", "/s", "host:1/"])
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(transfer.TransferFailed, match="is not where a trainer sends weights from"):
+        transfer.split_address(address)
