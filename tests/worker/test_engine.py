@@ -89,7 +89,9 @@ def test_seeds_decide_whatever_runs_beside(engine: Engine, run: Within) -> None:
     assert together[1].tokens != alone.tokens
 
 
-async def swap_midway(engine: Engine, folder: Path, version: int, count: int, after: int) -> list[Draft]:
+async def swap_midway(
+    engine: Engine, folder: Path, version: int, count: int, after: int, sender: str = ""
+) -> list[Draft]:
     """``count`` responses of 400 tokens, with other weights loaded once ``after`` tokens of one are out."""
     drafts = [Draft(claim=None) for _ in range(count)]  # type: ignore[arg-type]
     swapped: list[asyncio.Task[float]] = []
@@ -98,7 +100,7 @@ async def swap_midway(engine: Engine, folder: Path, version: int, count: int, af
         async for delta in engine.generate(PROMPT, max_tokens=400, seed=seed):
             draft.add(delta)
             if len(draft.tokens) >= after and not swapped:
-                swapped.append(asyncio.create_task(engine.swap(str(folder), version)))
+                swapped.append(asyncio.create_task(engine.swap(str(folder), version, sender)))
 
     await asyncio.gather(*(one(draft, 100 + seed) for seed, draft in enumerate(drafts)))
     await swapped[0]

@@ -1,0 +1,246 @@
+"""Weights that the trainer sends: real vLLM and the real sender, over gloo."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roq import transfer
+from roq.config import Rollout
+from roq_worker.engine import Engine, EngineError
+from tests.worker.test_engine import PROMPT, collect, largest_difference, reference, swap_midway
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+Models = Callable[..., Path]
+Within = Callable[[Any], Any]
+NOWHERE = "/nowhere/v1"
+
+
+@pytest.fixture(scope="module")
+def start(models: Models, run: Within) -> Callable[[], Engine]:
+    def begin() -> Engine:
+        settings = Rollout(
+            max_tokens=300, max_concurrency=16, temperature=0.8, engine={"max_num_batched_tokens": 400}
+        )
+        return run(Engine.start(str(models(seed=0)), 0, settings, dtype="float32", max_prompt_tokens=64))
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def engine(start: Callable[[], Engine], close: Callable[[Engine], None]) -> Iterator[Engine]:
+    engine = start()
+    yield engine
+    close(engine)
+
+
+@pytest.fixture(scope="module")
+def folder(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the trainer exported: versions with even numbers are the model of seed 0, others of seed 1."""
+    folder = tmp_path_factory.mktemp("exported")
+    for version in range(1, 40):
+        (folder / f"v{version:08d}").symlink_to(models(seed=version % 2))
+    (folder / f"v{90:08d}").symlink_to(models(seed=0, intermediate_size=96))
+    return folder
+
+
+class Process:
+    """A sender process as the trainer starts it."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-m", "roq_trainer.sender", "--folder", str(folder)]
+        self._process = subprocess.Popen(
+            [*command, "--backend", "gloo", "--host", "127.0.0.1"], stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        self._process.stdout.close()
+
+    def signal(self, number: int) -> None:
+        os.kill(self._process.pid, number)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def sender(folder: Path) -> Iterator[Process]:
+    process = Process(folder)
+    yield process
+    process.end()
+
+
+def next_version(engine: Engine, seed: int) -> int:
+    """The next version whose weights are the model's of that seed."""
+    return engine.version + 1 + (engine.version + 1 + seed) % 2
+
+
+def holds(engine: Engine, run: Within, model: Path) -> bool:
+    """Whether the engine samples with the weights of a model."""
+    draft = run(collect(engine, PROMPT, seed=4))
+    return largest_difference(draft.logprobs, reference(model, PROMPT, draft.tokens)) < 1e-4
+
+
+def test_weights_are_received_without_any_file(
+    engine: Engine, sender: Process, models: Models, run: Within
+) -> None:
+    for seed in (1, 0, 1):
+        version = next_version(engine, seed)
+        run(engine.swap(NOWHERE, version, sender.address))
+        assert (engine.trouble, engine.version) == ("", version)
+        assert holds(engine, run, models(seed=seed))
+
+
+def test_received_under_requests_in_flight(
+    engine: Engine, sender: Process, models: Models, run: Within
+) -> None:
+    run(engine.swap(NOWHERE, next_version(engine, 0), sender.address))
+    before, after = engine.version, next_version(engine, 1)
+    drafts = run(swap_midway(engine, Path(NOWHERE), after, count=12, after=40, sender=sender.address))
+    assert engine.trouble == ""
+    crossed = [draft for draft in drafts if len(draft.segments) == 2]
+    assert len(crossed) >= 3, "most were in flight"
+    for draft in crossed:
+        (first, n), (second, _) = draft.segments
+        assert (first, second) == (before, after)
+        for seed, part in ((0, slice(0, n)), (1, slice(n, None))):
+            expected = reference(models(seed=seed), PROMPT, draft.tokens)
+            assert largest_difference(draft.logprobs[part], expected[part]) < 1e-4
+
+
+def test_what_cannot_be_received_is_read(
+    engine: Engine, sender: Process, models: Models, run: Within, folder: Path
+) -> None:
+    host = sender.address.rpartition(":")[0]
+
+    def read_instead(address: str, version: int, why: str) -> None:
+        seed = next_seed()
+        run(engine.swap(str(models(seed=seed)), version, address))
+        assert why in engine.trouble
+        assert engine.version == version
+        assert holds(engine, run, models(seed=seed))
+
+    def next_seed() -> int:
+        return engine.version % 2  # whatever: another than the last
+
+    read_instead(f"{host}:1/secret", engine.version + 1, "is not reached")
+    read_instead(sender.address + "x", engine.version + 1, "wrong secret")
+    read_instead("rubbish", engine.version + 1, "not where a trainer sends weights from")
+    read_instead(sender.address, 77, "version 77: its files are not here")
+    read_instead(sender.address, 90, "the weights do not fit the running model")
+    engine.version = 20  # nothing else keeps a test from going back
+    run(engine.swap(NOWHERE, 21, sender.address))
+    assert engine.trouble == ""
+    assert holds(engine, run, models(seed=1))
+
+
+def test_a_sender_that_died_and_its_successor(
+    engine: Engine, models: Models, run: Within, folder: Path
+) -> None:
+    first = Process(folder)
+    version = next_version(engine, 0)
+    run(engine.swap(NOWHERE, version, first.address))
+    first.end()
+    run(engine.swap(str(models(seed=1)), version + 1, first.address))
+    assert "has left" in engine.trouble
+    assert holds(engine, run, models(seed=1))
+    second = Process(folder)
+    try:
+        run(engine.swap(NOWHERE, version + 2, second.address))
+        assert engine.trouble == ""
+        assert holds(engine, run, models(seed=0))
+    finally:
+        second.end()
+
+
+@pytest.fixture
+def breaking(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], str]]:
+    """A sender that dies when it has sent so many buffers, of 4 KiB each."""
+    from roq_trainer import sender as sending
+
+    server = sending._Server("127.0.0.1", folder, "gloo")
+    server.bucket = 4096
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+
+    def start(after: int) -> str:
+        sent = 0
+        broadcast = transfer.Group.broadcast
+
+        def some(group: transfer.Group, buffer: Any) -> None:
+            nonlocal sent
+            if sent >= after:
+                raise OSError("the cable was pulled")
+            sent += 1
+            broadcast(group, buffer)
+
+        monkeypatch.setattr(transfer.Group, "broadcast", some)
+        return f"127.0.0.1:{server.server_address[1]}/{server.secret}"
+
+    yield start
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 12])
+def test_a_sender_that_dies_midway_leaves_no_mixture(
+    engine: Engine, sender: Process, breaking: Callable[[int], str], models: Models, run: Within, after: int
+) -> None:
+    run(engine.swap(str(models(seed=0)), next_version(engine, 0)))
+    version = next_version(engine, 1)
+    address = breaking(after)
+
+    async def both() -> None:  # a request is in flight, and goes on
+        going = asyncio.create_task(collect(engine, PROMPT, seed=8, max_tokens=250))
+        await asyncio.sleep(0.1)
+        await engine.swap(str(models(seed=1)), version, address)
+        await going
+
+    run(both())
+    assert "did not come whole" in engine.trouble
+    assert (engine.version, engine.failure) == (version, "")
+    assert holds(engine, run, models(seed=1))
+
+
+def test_half_received_weights_without_files_break_the_engine(
+    start: Callable[[], Engine], close: Callable[[Engine], None], breaking: Callable[[int], str], run: Within
+) -> None:
+    engine = start()
+    try:
+        address = breaking(5)
+        with pytest.raises(EngineError, match=r"failed midway.*no such folder"):
+            run(engine.swap(NOWHERE, 1, address))
+        assert "failed midway" in engine.failure
+        assert engine.version == 0
+    finally:
+        close(engine)
+
+
+def test_a_frozen_sender_is_waited_for_within_bounds(
+    engine: Engine, folder: Path, models: Models, run: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from roq_worker import receiver
+
+    monkeypatch.setattr(receiver, "OFFER_S", 1.0)
+    frozen = Process(folder)
+    try:
+        run(engine.swap(NOWHERE, next_version(engine, 0), frozen.address))
+        frozen.signal(signal.SIGSTOP)
+        run(engine.swap(str(models(seed=1)), next_version(engine, 1), frozen.address))
+        assert "nothing came within 1 s" in engine.trouble
+        assert holds(engine, run, models(seed=1))
+    finally:
+        frozen.signal(signal.SIGCONT)
+        frozen.end()
