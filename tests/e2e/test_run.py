@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,61 +16,13 @@ import pytest
 from roq import Scheduler
 from roq.processes import read_records
 from roq.server import EmbeddedServer
+from tests.e2e.conftest import JOB, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-JOB = """
-[run]
-name = "e2e"
-dir = "run"
-seed = 3
-
-[protocol]
-eta = 1
-batch_size = {batch}
-group_size = 4
-{protocol}
-total_steps = {steps}
-lease_s = {lease_s}
-
-[model]
-path = "base"
-
-[data]
-dataset = "gcd"
-size = 200
-max_prompt_tokens = 64
-settings = {{ min_numbers = 2, max_numbers = 2, min_value = 2, max_value = 40 }}
-
-[rollout]
-workers = {workers}
-max_concurrency = 16
-max_tokens = 96
-save_prefix_every_s = 0.5
-kv_on_swap = "{kv}"
-stop = ["</answer>"]
-
-[trainer]
-lr = 1e-4
-micro_batch_size = 16
-max_seq_tokens = 192
-checkpoint_every = 2
-"""
 
 
 def roq(*arguments: str) -> list[str]:
     return [sys.executable, "-c", "from roq.cli import main; main(prog_name='roq')", *arguments]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model after a few warm-up steps."""
-    folder = tmp_path_factory.mktemp("model") / "base"
-    command = [sys.executable, str(EXAMPLES / "make_base_model.py"), "--out", str(folder), "--steps", "40"]
-    subprocess.run(command, check=True, timeout=200)
-    return folder
 
 
 Start = Callable[..., tuple[Path, "subprocess.Popen[bytes]"]]
@@ -85,7 +36,7 @@ def start(base: Path, tmp_path: Path) -> Any:
 
     def run(**settings: object) -> tuple[Path, subprocess.Popen[bytes]]:
         defaults: dict[str, object] = {"steps": 4, "workers": 2, "lease_s": 20, "kv": "recompute"}
-        defaults |= {"batch": 4, "protocol": ""}
+        defaults |= {"batch": 4, "protocol": "", "transfer": "files"}
         config.write_text(JOB.format(**defaults | settings))
         with (tmp_path / "up.log").open("wb") as log:
             return tmp_path / "run", subprocess.Popen(roq("up", str(config)), stdout=log, stderr=log)
@@ -144,13 +95,6 @@ post_process = "roq.postprocess:leave_one_out"
     assert sum(line["cancelled"] for line in last.values()) > 0, "the fifth candidates are stopped"
     assert sum(line["post_processed"] for line in last.values()) >= 24
     assert summary["ledger"]["issued"] >= 24
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 150) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.2)
 
 
 def test_kill_each_process_once(start: Start) -> None:

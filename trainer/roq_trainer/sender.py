@@ -71,8 +71,9 @@ class Sender:
         """
         self._started_at = time.monotonic()
         self._process = process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
-        )
+            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+            env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # it warns of addresses that have no name
+        )  # fmt: skip
         assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], START_S)
         self._address = process.stdout.readline().decode().strip() if ready else ""
@@ -181,16 +182,12 @@ class _Connection(socketserver.StreamRequestHandler):
                 except (OSError, ValueError) as error:
                     self._write(transfer.Offer(error=f"version {version}: {_one_line(error)}"))
                     return
-                began = time.monotonic()
                 offer = transfer.Offer(source.tensors, self.server.bucket)
                 self._write(offer)
                 self._read(transfer.Go, GO_S, limit=4096)
-                sent = transfer.send(group, source, offer, self.server.device)
-                self._write(transfer.Done(sent))
+                self._write(transfer.Done(transfer.send(group, source, offer, self.server.device)))
         finally:
             self.server.turns.release()
-        seconds = time.monotonic() - began
-        _say(f"v{version} to {self.client_address[0]}: {sent / 1e6:,.1f} MB in {seconds:.2f} s")
 
     def _read(self, kind: type[Any], limit_s: float, limit: int) -> Any:
         self.connection.settimeout(limit_s)

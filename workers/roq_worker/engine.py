@@ -105,6 +105,7 @@ class Engine:
         _cpu.set_environment()
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of addresses that have no name
         # The worker has threads (the heartbeat) by now; forking them could deadlock the child.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         folder = resolve_model(location)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import TypeVar
 
 from roq.aclient import AsyncScheduler
@@ -11,7 +12,7 @@ from roq.config import Job
 from roq.errors import ConfigError
 from roq.jobs import read_job_async
 from roq.prompts import Prompts, load_prompts
-from roq.weight_store import weight_store
+from roq.weight_store import is_url, weight_store
 from roq_worker.engine import Engine
 from roq_worker.texts import check_lengths
 
@@ -45,12 +46,17 @@ async def read_work(scheduler: AsyncScheduler) -> tuple[Job, Prompts]:
 async def start_engine(scheduler: AsyncScheduler, worker: str, job: Job, prompts: Prompts) -> Engine:
     """Start the engine on the newest published weights, pinned so that nobody deletes them meanwhile.
 
+    Where the trainer sends weights and its files are not seen from here, start on the base model: the loop
+    receives the newest first thing.
+
     Raises:
         ConfigError: the model, the engine's arguments or the prompts' lengths cannot work.
         EngineError: vLLM did not start.
     """
     weight_store(job.run)  # a missing driver is found now, not with the first new weights
     weights = await scheduler.pin(worker)
+    if weights.sender and not _is_readable(weights.location):
+        weights = await scheduler.pin(worker, version=0)
     engine = await Engine.start(
         weights.location,
         weights.version,
@@ -64,6 +70,10 @@ async def start_engine(scheduler: AsyncScheduler, worker: str, job: Job, prompts
         engine.close()
         raise
     return engine
+
+
+def _is_readable(location: str) -> bool:
+    return is_url(location) or Path(location).is_dir()
 
 
 async def unless(stop: asyncio.Event, work: Awaitable[T]) -> T:
