@@ -257,9 +257,10 @@ def own_address(url: str) -> str:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(place)
-            return probe.getsockname()[0]
+            own = probe.getsockname()[0]
     except OSError as error:
         raise ConfigError(f"no way to the server's host {host}: {error}") from None
+    return "127.0.0.1" if own == "::1" else own
 
 
 def _host_of(url: str) -> tuple[str, int]:

@@ -135,7 +135,7 @@ def split_address(address: str) -> tuple[str, int, str]:
     host, _, port = place.rpartition(":")
     if not (host and port.isdecimal() and secret):
         raise TransferFailed(f"{place or address!r} is not where a trainer sends weights from")
-    return host, int(port), secret
+    return host.strip("[]"), int(port), secret
 
 
 # ---- the group -----------------------------------------------------------------------------------

@@ -75,6 +75,18 @@ def test_what_is_put_is_what_is_fetched(store: Store) -> None:
     assert store.stored() == {}
 
 
+def test_a_trainer_that_sends_weights_keeps_its_copy(s3: str, tmp_path: Path) -> None:
+    run = Run(name="r", dir=str(tmp_path / "run"), weights=f"{s3}/run", transfer="gloo")
+    store = weight_store.weight_store(run)
+    files = save(store.target(7), 1.0)
+    location = store.put(7)
+    assert {file.name: file.read_bytes() for file in store.target(7).iterdir()} == files
+    assert read(location) == files
+    store.discard(location)
+    assert not store.target(7).exists()
+    assert store.stored() == {}
+
+
 def test_a_location_elsewhere_is_never_deleted(store: Store, tmp_path: Path) -> None:
     save(store.target(7))
     inside = store.put(7)

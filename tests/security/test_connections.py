@@ -25,7 +25,7 @@ from roq import (
     ServerUnavailable,
     UnsuitableServer,
 )
-from roq._connect import check_url, connect, masked
+from roq._connect import check_url, connect, masked, own_address
 from roq.cli import main
 from roq.server_checks import check_server, wait_for_server
 from tests.conftest import server_binary
@@ -262,3 +262,22 @@ def test_no_password_in_what_is_printed(tls: Tls) -> None:
     done2 = CliRunner().invoke(main, ["status", "--redis", tls.url(), "--run", "none"])
     assert done2.exit_code == 2
     assert PASSWORD not in done2.output
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost:6379",
+        "rediss://user:secret@127.0.0.1:1/3",
+        "unix:///tmp/s.sock",
+        "redis+sentinel://localhost,other/service",
+        "redis+cluster://127.0.0.1:7000,127.0.0.1:7001",
+    ],
+)
+def test_our_address_on_the_way_to_a_server_that_is_here(url: str) -> None:
+    assert own_address(url) == "127.0.0.1"
+
+
+def test_our_address_on_the_way_to_nowhere() -> None:
+    with pytest.raises(ConfigError, match=r"no way to the server's host no\.such\.host\.invalid"):
+        own_address("redis://no.such.host.invalid")

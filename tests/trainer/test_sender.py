@@ -72,9 +72,9 @@ def serving(folder: Path, **settings: Any) -> Iterator[str]:
 class Engine:
     """A connection, and ``ranks`` threads that receive as an engine's ranks do."""
 
-    def __init__(self, address: str, ranks: int = 1) -> None:
+    def __init__(self, address: str, ranks: int = 1, own: str = HOST) -> None:
         host, port, self._secret = transfer.split_address(address)
-        self._host, self._ranks = host, ranks
+        self._host, self._ranks, self._own = host, ranks, own
         self._socket = socket.create_connection((host, port), timeout=20)
         self._lines = self._socket.makefile("rb")
         self._pool = ThreadPoolExecutor(ranks)
@@ -93,7 +93,7 @@ class Engine:
 
             def join(rank: int) -> transfer.Group:
                 place = (meeting.backend, self._host, meeting.port, meeting.name)
-                return transfer.Group(*place, rank=rank, size=self._ranks + 1, address=HOST)
+                return transfer.Group(*place, rank=rank, size=self._ranks + 1, address=self._own)
 
             self.groups = list(self._pool.map(join, range(1, self._ranks + 1)))
         return meeting
@@ -264,6 +264,22 @@ class Announced:
         if trainer != "t0":
             raise Fenced(f"{trainer} was superseded")
         self.addresses.append(address)
+
+
+def test_over_ipv6(folder: Path) -> None:
+    """The address in brackets; the ranks meet there too."""
+    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").read_text().strip():
+        pytest.skip("no IPv6 on this machine")
+    sender = Sender("gloo", folder, "::1")
+    sender.start()
+    try:
+        assert sender._address.startswith("[::1]:")
+        one = Engine(sender._address, own="::1")
+        one.meet()
+        assert same(one.receive(one.ask(1))[0], tensors(1))
+        one.close()
+    finally:
+        sender.close()
 
 
 def test_the_process_is_announced_and_started_again(

@@ -67,7 +67,6 @@ class Receiver:
 
     async def _connect(self, sender: str) -> None:
         host, port, secret = transfer.split_address(sender)
-        host = host.strip("[]")
         try:
             async with asyncio.timeout(CONNECT_S):
                 self._reader, self._writer = await asyncio.open_connection(
