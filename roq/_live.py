@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from roq._text import clock
 from roq.display import (
     EMPTY,
     OCCUPIED,
@@ -20,7 +21,6 @@ from roq.display import (
     worker_doing,
 )
 from roq.records import Step
-from roq.summary import clock
 from roq.types import Status
 
 if TYPE_CHECKING:

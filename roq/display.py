@@ -15,10 +15,10 @@ from typing import Protocol, TextIO
 import click
 import msgspec
 
+from roq._text import clock
 from roq.config import RunConfig
 from roq.history import Event
 from roq.records import Records, Step, WorkerLine
-from roq.summary import clock
 from roq.types import BufferStatus, Status, WorkerStatus
 
 __all__ = [

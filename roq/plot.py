@@ -14,8 +14,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from roq._figures import usual_top, whole_ticks
+from roq._text import clock
 from roq.records import Records, Step, WorkerLine
-from roq.summary import Summary, clock
+from roq.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

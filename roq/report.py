@@ -9,8 +9,8 @@ from statistics import fmean
 
 from roq._figures import COLORS, Drawn, draw
 from roq._story import UNTRAINED, Story, cause, overlap, verdict
+from roq._text import clock
 from roq.errors import ConfigError
-from roq.summary import clock
 
 __all__ = ["write_report"]
 

@@ -13,6 +13,7 @@ from statistics import fmean
 
 import msgspec
 
+from roq._text import clock, size
 from roq.config import RunConfig
 from roq.records import Records, Step
 from roq.types import Ledger, Status
@@ -222,8 +223,8 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
     def share(value: float | None) -> str:
         return _text(value, ".2%")
 
-    def size(value: int | None) -> str:
-        return "?" if value is None else f"{value / 1e6:,.0f} MB"
+    def rss(value: int | None) -> str:
+        return "?" if value is None else size(value)
 
     memory = summary.rss_bytes
     shares = summary.scheduler_share
@@ -248,7 +249,7 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
         ("scheduler share", f"worker {share(shares.worker)}, trainer {share(shares.trainer)}"),
         (
             "memory",
-            f"server {size(memory.server)}, worker {size(memory.worker)}, trainer {size(memory.trainer)}",
+            f"server {rss(memory.server)}, worker {rss(memory.worker)}, trainer {rss(memory.trainer)}",
         ),
         ("invariants", "all hold" if not broken else f"{len(broken)} BROKEN: {broken[0]}"),
     ]
@@ -256,12 +257,3 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
 
 def _text(value: float | None, form: str) -> str:
     return "?" if value is None else format(value, form)
-
-
-def clock(seconds: float) -> str:
-    """Seconds for people: ``8.2 s``, ``3:07``, ``1:02:07``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -18,6 +18,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Button, DataTable, Footer, Label, RichLog, Static
 
+from roq._text import clock
 from roq.aclient import AsyncScheduler
 from roq.config import RunConfig
 from roq.display import (
@@ -34,7 +35,6 @@ from roq.display import (
 )
 from roq.errors import RoqError
 from roq.history import BEGINNING, Event
-from roq.summary import clock
 from roq.types import SlotStatus, Status
 
 __all__ = ["Watch"]

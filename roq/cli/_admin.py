@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from roq._text import size
 from roq.acl import ROLES, acl_file, setuser_commands
 from roq.backup import Backup, export_run, import_run, read_header
 from roq.cli._common import Target, as_json, echo_json, notice, target
@@ -120,7 +121,7 @@ def _tell(done: Backup, what: str, json_: bool) -> None:
         return
     click.echo(
         f"run {done.run} at step {done.version} {what}: {done.trajectories} trajectories, "
-        f"{done.events} events, {done.bytes / 1e6:.1f} MB"
+        f"{done.events} events, {size(done.bytes)}"
     )
 
 

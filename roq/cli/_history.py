@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from roq._event_fields import is_id
+from roq._text import clock
 from roq.audit import Audit, audit_archive
 from roq.cli._common import Target, as_json, echo_json, needs_extra, optional_target, table, target
 from roq.client import Scheduler
@@ -18,7 +19,6 @@ from roq.display import event_text
 from roq.errors import ConfigError, UnknownGroup
 from roq.history import BEGINNING, Archive, Event, archived_config, follow, read_archive, read_events
 from roq.replay import Group, Member, Replay, groups_of
-from roq.summary import clock
 
 __all__ = ["COMMANDS"]
 

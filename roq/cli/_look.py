@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 import msgspec
 
+from roq._text import clock, size
 from roq.cli._common import Target, as_json, echo_json, needs_extra, table, target
 from roq.config import RunConfig
 from roq.display import (
@@ -22,7 +23,6 @@ from roq.display import (
     worker_info,
 )
 from roq.history import Event
-from roq.summary import clock
 from roq.types import BufferStatus, SlotStatus, Status
 
 __all__ = ["COMMANDS"]
@@ -65,7 +65,7 @@ def status(target: Target, json_: bool) -> None:
     click.echo(f"prompts: {ledger.issued} issued = {parts}")
     click.echo(
         f"work: {picture.inflight} trajectories in flight, {picture.pending} waiting to be issued, "
-        f"{picture.payload_bytes / 1e6:.1f} MB of finished data, checkpoint at step {picture.checkpoint}"
+        f"{size(picture.payload_bytes)} of finished data, checkpoint at step {picture.checkpoint}"
     )
     if picture.buffers:
         click.echo()

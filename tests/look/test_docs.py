@@ -14,6 +14,7 @@ import pytest
 
 import roq._figures
 import roq._story
+import roq._text
 import roq.display
 import roq.history
 from roq._event_fields import EVENTS
@@ -46,7 +47,7 @@ def test_every_event_is_documented() -> None:
 
 
 def test_examples_in_docstrings() -> None:
-    for module in (roq.display, roq.history, roq._figures, roq._story):
+    for module in (roq._text, roq.display, roq.history, roq._figures, roq._story):
         done = doctest.testmod(module)
         assert done.attempted
         assert not done.failed

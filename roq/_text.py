@@ -1,0 +1,27 @@
+"""Figures as people read them: durations and sizes."""
+
+from __future__ import annotations
+
+__all__ = ["clock", "size"]
+
+
+def clock(seconds: float) -> str:
+    """Seconds for people: ``8.2 s``, ``3:07``, ``1:02:07``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def size(count: float) -> str:
+    """Bytes for people, to three digits.
+
+    >>> size(0), size(512), size(27_650), size(999_600), size(1_170_000_000)
+    ('0 B', '512 B', '27.6 kB', '1 MB', '1.17 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
