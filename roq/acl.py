@@ -29,7 +29,15 @@ from roq._keys import NAMES, keys_of
 from roq.config import RUN_NAME
 from roq.errors import ConfigError
 
-__all__ = ["ROLES", "acl_file", "password_of", "role_functions", "rules", "setuser_commands"]
+__all__ = [
+    "ROLES",
+    "acl_file",
+    "password_of",
+    "role_functions",
+    "rules",
+    "setuser_commands",
+    "written_commands",
+]
 
 _LOOK = (f.STATUS, f.VERIFY, f.VERSION)
 
@@ -93,6 +101,11 @@ def role_functions(role: str) -> tuple[f.Function, ...]:
 def _library_commands() -> set[str]:
     """Every command that the library issues."""
     return set(re.findall(r'redis\.call\(\s*"([A-Z]+)"', _library.source()))
+
+
+def written_commands() -> set[str]:
+    """Every command that roq changes a run with, by the library or when one is restored."""
+    return (_library_commands() - _READS - {"TIME"}) | (set(_RESTORES) - {"WATCH"})
 
 
 def rules(role: str, runs: Sequence[str]) -> list[str]:

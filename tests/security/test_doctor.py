@@ -11,14 +11,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from roq import RunConfig, Scheduler, _library, doctor, load_job
+from roq import RunConfig, Scheduler, UnknownRun, _library, doctor, load_job
 from roq.cli import main
 from roq.doctor import Finding, examine
 from roq.jobs import create_run
 from roq.server import EmbeddedServer
 from roq.weight_store import weight_store
 from tests.cli.conftest import folder, job  # noqa: F401 - fixtures
-from tests.conftest import Server
+from tests.conftest import KINDS, Server
 from tests.protocol.play import expire, trajectory
 from tests.security.conftest import make_users, url_of
 
@@ -122,6 +122,66 @@ def test_what_is_wrong_with_a_server(server: Server) -> None:
     client.function_load(other, replace=True)
     assert "of one revision" in line("library").text
     client.function_flush("SYNC")
+
+
+ADMIN = "user root on nopass ~* &* +@all"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("rights", "refused"),
+    [
+        ("off", "hdel, hset"),
+        ("on nopass ~* &* +@all -@stream", "xadd"),
+        ("on nopass ~other:* &* +@all", "hdel, hset"),
+        ("off ~* &* +@all", None),
+        ("off -@all (+@all ~roq:*)", None),
+    ],
+)
+def test_what_the_user_default_may_not_a_restart_loses(
+    kind: str, rights: str, refused: str | None, tmp_path: Path
+) -> None:
+    """The finding is held against what a restart does."""
+    (tmp_path / "users.acl").write_text(f"user default {rights}\n{ADMIN}\n")
+    durable = ["--appendonly", "yes", "--appendfsync", "always"]
+    server = Server(kind, tmp_path, "--aclfile", str(tmp_path / "users.acl"), *durable)
+    url = f"{server.url}?username=root&password=x"
+    try:
+        with Scheduler(url, "test") as sched:
+            sched.create(CONFIG)
+            assert sched.reserve("w0", 0, 1).reservations
+            before = sched.status().ledger, [event.name for event in sched.events()]
+        line = found(url, "test").get("restart")
+        server.kill()
+        server.start()
+        with Scheduler(url, "test") as sched:
+            try:
+                lost = before != (sched.status().ledger, [event.name for event in sched.events()])
+            except UnknownRun:
+                lost = True
+    finally:
+        server.kill()
+    if kind == "valkey":
+        assert (line, lost) == (None, False)
+        return
+    assert line is not None
+    assert (line.state, lost) == (("ok", False) if refused is None else ("failed", True)), line
+    if refused is not None:
+        assert refused in line.text
+        assert "ACL SETUSER default ~* &* +@all" in line.text
+
+
+def test_who_may_not_see_the_rights_of_default(durable: Server, tmp_path: Path) -> None:
+    make_users(durable, tmp_path)
+    with Scheduler(durable.url, "test") as sched:
+        sched.create(CONFIG)
+    assert "restart" not in found(url_of(durable, tmp_path, "operator"), "test"), "it cannot tell"
+    durable.redis.execute_command("ACL", "SETUSER", "default", "-acl|dryrun")
+    try:
+        line = found(durable.url, "test").get("restart")
+    finally:
+        durable.redis.execute_command("ACL", "SETUSER", "default", "+@all")
+    assert (line.state if line else None) == ("warning" if durable.kind == "redis" else None)
 
 
 def test_what_is_wrong_with_a_run(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

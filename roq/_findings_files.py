@@ -1,0 +1,81 @@
+"""What ``roq doctor`` finds about the files that this host sees: model, weights, the run's folders."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from roq._findings import Finding, fail, ok, warn
+from roq._text import size
+from roq.checks import check_model, check_weights
+from roq.config import Job
+from roq.errors import RoqError
+from roq.weight_store import FolderStore, is_url, weight_store
+
+__all__ = ["files", "model", "weights"]
+
+
+def model(job: Job) -> Finding:
+    """The model that training begins with."""
+    length = job.data.max_prompt_tokens + job.rollout.max_tokens
+    try:
+        check_model(job.model.path, engines_here=False, max_model_len=length)
+    except RoqError as error:
+        return fail("model", str(error))
+    return ok("model", job.model.path)
+
+
+def weights(location: str | None, version: int, job: Job | None) -> Finding:
+    """The newest published version, as a worker on this host would find it."""
+    if not location:
+        return warn("weights", "where the newest are is not in the run's events any more")
+    if is_url(location):
+        if job is None:
+            return warn("weights", f"{location}: the run has no job that names its store, so it is not read")
+        try:
+            whole = weight_store(job.run).is_whole(version)
+        except RoqError as error:
+            return fail("weights", str(error))
+        if not whole:
+            return fail("weights", f"{location} is not whole; a trainer that is started again writes it anew")
+        return ok("weights", f"{location}, whole")
+    folder = Path(location)
+    if not folder.is_dir():
+        return fail("weights", f"{location} is not here; mount that folder here, under the same path")
+    try:
+        check_weights(folder)
+    except RoqError as error:
+        return fail("weights", str(error))
+    return ok("weights", f"{location}, readable and whole")
+
+
+def files(job: Job) -> Iterator[Finding]:
+    """Where the trainer writes and workers read."""
+    yield _writable("folder", Path(job.run.dir))
+    if job.run.weights is None:
+        return
+    try:
+        store = weight_store(job.run)
+        if isinstance(store, FolderStore):
+            yield _writable("store", store.root)
+            return
+        store.probe()
+    except RoqError as error:
+        yield fail("store", str(error))
+    else:
+        yield ok("store", f"{store.url}: an object was written, read and deleted")
+
+
+def _writable(name: str, folder: Path) -> Finding:
+    there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+    try:
+        with tempfile.NamedTemporaryFile(dir=there, prefix=".roq-doctor-"):
+            free = os.statvfs(there)
+    except OSError as error:
+        return fail(
+            name,
+            f"{folder} cannot be written here ({error.strerror}); the trainer must, and workers must read it",
+        )
+    return ok(name, f"{folder} is writable, {size(free.f_bavail * free.f_frsize)} free")
