@@ -173,7 +173,7 @@ def _find(config: Path | None, url: str | None, run: str | None, wait_s: float) 
             url = job.redis.url or server.url
             if job.redis.url is None and not server.alive:
                 if not server.folder.exists():
-                    raise RoqError(f"there is no run in {job.run.dir} yet; `roq up {config}` starts it")
+                    raise UnknownRun(f"there is no run in {job.run.dir} yet; `roq up {config}` starts it")
                 return Target(url, run, wait_s, asleep=server)
     if url is None or run is None:
         raise ConfigError(

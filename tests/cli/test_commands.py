@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import redis
 from click.testing import CliRunner
@@ -35,6 +36,10 @@ def run(url: str) -> tuple[str, str]:
 def read(done: Any) -> Any:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def names_of(command: click.Command) -> set[str | None]:
+    return {parameter.name for parameter in command.params}
 
 
 def test_status(run: tuple[str, str], roq: Roq) -> None:
@@ -142,7 +147,7 @@ def test_finding_the_run(run: tuple[str, str], roq: Roq, job: Callable[..., Path
     assert len(other.stderr.splitlines()) == 1
     assert "which run?" in roq("verify").stderr
     stopped = roq("verify", job(run__dir="elsewhere"))
-    assert (stopped.returncode, "no run in" in stopped.stderr) == (1, True)
+    assert (stopped.returncode, "no run in" in stopped.stderr) == (2, True)
 
 
 def test_init_twice(job: Callable[..., Path], url: str, roq: Roq) -> None:
@@ -243,17 +248,42 @@ def test_an_archive_is_enough_whatever_the_environment(
     assert "4 prompts issued" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["status"], ["buffers"], ["workers"], ["verify"], ["dead"], ["pause"], ["resume"], ["audit"],
-        ["events"], ["group", "1"], ["drop", "--group", "1"], ["filter", "--group", "1"],
-        ["drain", "--worker", "w0"], ["dead", "--requeue", "1"],
-    ],
-    ids=" ".join,
-)  # fmt: skip
-def test_a_run_that_is_not_there(url: str, roq: Roq, command: list[str]) -> None:
-    done = roq(*command, "--redis", url, "--run", "nope")
-    assert done.returncode == 2
-    assert "there is no" in done.stderr
-    assert done.stdout == ""
+TAKE_A_RUN = {name for name, command in main.commands.items() if {"url", "run"} <= names_of(command)}
+FURTHER = {
+    "group": ["1"],
+    "drop": ["--group", "1"],
+    "filter": ["--group", "1"],
+    "drain": ["--worker", "w0"],
+    "export": ["--out", "run.roq"],
+    "board": ["--port", "0"],
+    "metrics": ["--port", "0"],
+    "dead": ["--requeue", "1"],
+}
+"""What else a command must be told."""
+
+
+@pytest.mark.parametrize("command", sorted(TAKE_A_RUN))
+def test_exit_codes_when_the_run_is_not_to_be_found(
+    command: str, url: str, job: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code 2 where the caller must write something else, 1 where the same command may work later."""
+    monkeypatch.chdir(folder)
+    away, short = f"unix://{folder}/none.sock", [] if command == "doctor" else ["--wait", "0.1"]
+    job()
+    cases = {
+        "no such file": (["nope.toml"], 2, "nope.toml: cannot be read"),
+        "nothing named": ([], 2, "?"),
+        "a run that was not started": (["job.toml"], 2, "there is no run in"),
+        "no such run": (["--redis", url, "--run", "nope"], 2, "there is no"),
+        "no URL": (["--redis", "nonsense", "--run", "demo"], 2, "nonsense"),
+        "server away": (["--redis", away, "--run", "demo", *short], 1, "no server at"),
+    }
+    if command == "doctor":  # it reports what it finds, and that a run is to be created is no fault
+        for case in ("a run that was not started", "no such run", "no URL"):
+            del cases[case]
+    for case, (arguments, code, said) in cases.items():
+        done = CliRunner().invoke(main, [command, *FURTHER.get(command, []), *arguments])
+        assert done.exit_code == code, (case, done.output)
+        assert said in (done.stderr or done.stdout), case
+        assert command == "doctor" or done.stdout == "", case
+        assert len([line for line in done.stderr.splitlines() if "waiting for" not in line]) <= 1, case
