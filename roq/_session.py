@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypedDict, TypeVar
@@ -17,7 +17,8 @@ from redis import exceptions as rx
 
 from roq import _library
 from roq._connect import masked, tls_trouble
-from roq._operations import Call, Command, Operations
+from roq._operations import Call, Command, Many, Operations
+from roq.acl import KEEPERS, ROLES, roles_for
 from roq.errors import (
     CODES,
     ConfigError,
@@ -42,6 +43,7 @@ __all__ = [
     "retry_policy",
     "translate",
     "unanswered",
+    "who_may",
     "wire",
     "without_load",
 ]
@@ -70,7 +72,10 @@ FAILURES = (rx.RedisError, rx.RedisClusterException)  # the latter is no RedisEr
 LIBRARY_MISSING = "unction not found"  # the start of this text differs between servers
 # A command inside a function that the caller's own rules forbid: Redis, Valkey.
 _INNER_REFUSALS = ("The user executing the script can't", "ACL failure in script")
-_LOAD_IT = "run `roq library | redis-cli -x FUNCTION LOAD REPLACE` (or any roq command) as an administrator"
+_LOAD_IT = (
+    "run `roq library | redis-cli -x FUNCTION LOAD REPLACE` (or any roq command) as an administrator "
+    f"(role {' or '.join(KEEPERS)} of roq acl)"
+)
 
 
 class Stats:
@@ -209,8 +214,17 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, _TRANSIENT) or str(error).startswith(_TRANSIENT_CODES)
 
 
-def translate(error: Exception, url: str) -> RoqError:
-    """The roq error for a redis-py one."""
+def who_may(command: Call | Many | Command | None) -> Sequence[str]:
+    """The roles that may send a command; all of them may read."""
+    if isinstance(command, Call):
+        return roles_for(command.function)
+    if isinstance(command, Many):
+        return roles_for(command.calls[0].function)
+    return list(ROLES)
+
+
+def translate(error: Exception, url: str, roles: Sequence[str] = tuple(ROLES)) -> RoqError:
+    """The roq error for a redis-py one; ``roles`` are those that may do what was tried."""
     url = masked(url)
     message = str(error)
     if message.partition(" ")[0] in CODES:
@@ -220,8 +234,10 @@ def translate(error: Exception, url: str) -> RoqError:
     if is_transient(error):
         return ServerUnavailable(f"Redis at {url} stayed out of reach: {message}")
     if isinstance(error, rx.NoPermissionError):
+        of = f"role {' or '.join(roles)}" if len(roles) < len(ROLES) else "any role"
         return NotAllowed(
-            f"the user of Redis at {url} may not do this: {message}; use a user whose role may (roq acl)"
+            f"the user of Redis at {url} may not do this: {message}; "
+            f"use a user of {of} with rules for this run (roq acl)"
         )
     if any(text in message for text in _INNER_REFUSALS):
         return NotAllowed(

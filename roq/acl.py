@@ -30,10 +30,12 @@ from roq.config import RUN_NAME
 from roq.errors import ConfigError
 
 __all__ = [
+    "KEEPERS",
     "ROLES",
     "acl_file",
     "password_of",
     "role_functions",
+    "roles_for",
     "rules",
     "setuser_commands",
     "written_commands",
@@ -85,6 +87,8 @@ _WRITES = frozenset((
     "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE", "LPUSH", "RPUSH", "LPOP", "RPOP", "LREM", "LSET", "LTRIM", "XADD",
     "XTRIM",
 ))
+KEEPERS = ("admin", "owner")
+"""Roles that load the library, back up and restore."""
 # Beside the library's: restoring a run, all of it or nothing (roq import).
 _RESTORES = ["HSET", "ZADD", "RPUSH", "XADD", "DEL", "RENAME", "WATCH"]
 _ADMIN_ONLY = ["+function|load", "+function|list", "+multi", "+exec", "+discard", "+unwatch"]
@@ -96,6 +100,11 @@ _PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]{0,63}")
 def role_functions(role: str) -> tuple[f.Function, ...]:
     """The functions that a role may call."""
     return (*ROLES[role], *_LOOK)
+
+
+def roles_for(function: f.Function) -> list[str]:
+    """The roles that may call a function."""
+    return [role for role in ROLES if function in role_functions(role)]
 
 
 def _library_commands() -> set[str]:
@@ -137,7 +146,7 @@ def rules(role: str, runs: Sequence[str]) -> list[str]:
         writes = (_WRITES | _library_commands()) - _READS - {"TIME"}
         allowed = [name for name in NAMES if name not in _NEVER_WRITES[role]]
         keys = [keys_of(run)[name] for run in runs for name in allowed]
-        if role in ("admin", "owner"):
+        if role in KEEPERS:
             writes |= {*_RESTORES}
             words += _ADMIN_ONLY
             keys = _all_keys(runs)  # an import writes beside the run's keys first

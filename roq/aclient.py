@@ -29,6 +29,7 @@ from roq._session import (
     retry_policy,
     translate,
     unanswered,
+    who_may,
     wire,
     without_load,
 )
@@ -173,14 +174,16 @@ class AsyncScheduler:
     async def _drive(self, operation: Operation[T]) -> T:
         """Send what an operation yields, with retries, until it returns."""
         answer: Any = None
+        command: Call | Many | Command | None = None
         with self.stats.count():
             try:
                 while True:
-                    answer = await self._send(operation.send(answer))
+                    command = operation.send(answer)
+                    answer = await self._send(command)
             except StopIteration as done:
                 return done.value
             except FAILURES as error:
-                raise translate(error, self.url) from error
+                raise translate(error, self.url, who_may(command)) from error
 
     async def _run(self, operation: Operation[T]) -> T:
         return await Timed(self._drive(operation), self.stats)

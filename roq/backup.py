@@ -39,6 +39,7 @@ from roq._event_fields import is_id
 from roq._importable import why_not
 from roq._keys import KINDS, keys_of
 from roq._session import FAILURES, translate
+from roq.acl import KEEPERS
 from roq.client import Scheduler
 from roq.config import RUN_NAME
 from roq.errors import ConfigError, ConfigMismatch, RoqError, UnknownRun, UnsuitableServer
@@ -230,7 +231,7 @@ def _node(url: str, key: str) -> Generator[Any]:
         else:
             yield client
     except FAILURES as error:
-        raise translate(error, url) from error
+        raise translate(error, url, KEEPERS) from error
     finally:
         for one in (client, *companions(client)):
             one.close()

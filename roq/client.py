@@ -28,6 +28,7 @@ from roq._session import (
     retry_policy,
     translate,
     unanswered,
+    who_may,
     wire,
     without_load,
 )
@@ -178,15 +179,17 @@ class Scheduler:
     def _run(self, operation: Operation[T]) -> T:
         """Drive an operation: send what it yields, with retries, until it returns."""
         answer: Any = None
+        command: Call | Many | Command | None = None
         started = time.perf_counter()
         with self.stats.count():
             try:
                 while True:
-                    answer = self._send(operation.send(answer))
+                    command = operation.send(answer)
+                    answer = self._send(command)
             except StopIteration as done:
                 return done.value
             except FAILURES as error:
-                raise translate(error, self.url) from error
+                raise translate(error, self.url, who_may(command)) from error
             finally:
                 self.stats.seconds += time.perf_counter() - started
 

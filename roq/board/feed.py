@@ -38,6 +38,7 @@ PULSE_S = 10.0  # a browser hears something at least so often
 STATUS_S = 1.0  # how often the run's status is looked at while somebody watches
 RETRY_S = 1.0  # after Redis failed
 MOST_NUMBER = 2**64 - 1  # of the ids of one millisecond
+TRIES = 20  # of a look at the whole run, at a moment between two events
 CLOSE_S = 3.0  # for the reader to end
 
 
@@ -248,9 +249,9 @@ class RunFeed:
     # ---- where a page begins -----------------------------------------------------------------------
 
     async def _ask(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Send commands as one transaction."""
+        """Send commands together; others' may come between them, since who only looks has no transactions."""
         try:
-            async with self._client.pipeline(transaction=True) as pipe:
+            async with self._client.pipeline(transaction=False) as pipe:
                 for command in commands:
                     pipe.execute_command(*command)
                 return await pipe.execute()
@@ -268,10 +269,8 @@ class RunFeed:
         (first,) = await self._ask(("XRANGE", events, "-", "+", "COUNT", 1))
         at, begun = BEGINNING, None
         if first and first[0][1].get(b"event") != b"created":
-            look = wire(self._operations, Call(_functions.VERIFY, ()), "")
-            reply, newest = await self._ask(look, ("XREVRANGE", events, "+", "-", "COUNT", 1))
-            at = newest[0][0].decode()
-            begun = picture(Snapshot(reply), await self._publishes(at))
+            at, look = await self._look_at_once()
+            begun = picture(look, await self._publishes(at))
         return Message(
             "begin",
             msgspec.json.encode(
@@ -285,6 +284,16 @@ class RunFeed:
             ),
             at,
         )
+
+    async def _look_at_once(self) -> tuple[str, Snapshot]:
+        """All of the run, and the newest event that it is the outcome of."""
+        newest = ("XREVRANGE", self._operations.keys["events"], "+", "-", "COUNT", 1)
+        look = wire(self._operations, Call(_functions.VERIFY, ()), "")
+        for _ in range(TRIES):
+            before, reply, after = await self._ask(newest, look, newest)
+            if before == after:
+                return after[0][0].decode(), Snapshot(reply)
+        raise RoqError(f"in {TRIES} tries the run changed while it was looked at; the board tries again")
 
     async def _publishes(self, until: str) -> list[Event]:
         """The publish events that the trimmed stream still has."""

@@ -25,8 +25,12 @@ from roq import (
     _library,
 )
 from roq._functions import FUNCTIONS
-from roq.acl import _NEVER_WRITES, _READS, ROLES, _library_commands, role_functions, rules
+from roq._keys import keys_of
+from roq.acl import _NEVER_WRITES, _READS, ROLES, _library_commands, role_functions, rules, setuser_commands
+from roq.backup import export_run
+from roq.board.feed import RunFeed
 from roq.cli import main
+from tests.cli.conftest import folder, job  # noqa: F401 - fixtures
 from tests.conftest import Server
 from tests.protocol.play import trajectory
 from tests.security.conftest import As, make_users, url_of
@@ -75,6 +79,10 @@ def test_every_function_has_a_role() -> None:
     )
 
 
+def name_of_a_role(function: str) -> str:
+    return next(role for role in ROLES if function in {f.name for f in role_functions(role)})
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_may_call_its_functions_only(role: str, acting_as: As) -> None:
     acting_as("admin").create(CONFIG, weights="w")
@@ -82,7 +90,7 @@ def test_a_role_may_call_its_functions_only(role: str, acting_as: As) -> None:
     mine = {function.name for function in role_functions(role)}
     for name, call in calls(scheduler).items():
         if name not in mine:
-            with pytest.raises(NotAllowed, match="use a user whose role may"):
+            with pytest.raises(NotAllowed, match=f"use a user of role .*{name_of_a_role(name)}"):
                 call()
         else:
             attempt(call)
@@ -147,10 +155,10 @@ def test_what_a_role_may_not_write_by_hand(role: str, server: Server, acting_as:
 
 def test_no_function_of_a_role_writes_what_the_role_may_not() -> None:
     """A command that fails within a function leaves what was written before it: so none may fail."""
-    folder = _library._folder()
+    lua = _library._folder()
     for role, forbidden in _NEVER_WRITES.items():
-        sources = [*sorted((folder / "lib").glob("*.lua"))]
-        sources += [folder / "functions" / f"{function.name}.lua" for function in role_functions(role)]
+        sources = [*sorted((lua / "lib").glob("*.lua"))]
+        sources += [lua / "functions" / f"{function.name}.lua" for function in role_functions(role)]
         for source in sources:
             for command, key in re.findall(
                 r'redis\.call\(\s*"(\w+)",\s*(?:run\.)?key\.(\w+)', source.read_text()
@@ -249,6 +257,74 @@ def test_rules_of_another_version_of_roq(server: Server, acting_as: As) -> None:
         scheduler.reserve("w0", 0, 1)
 
 
+NEEDS = {
+    "pause": "operator",
+    "resume": "operator",
+    "drop --group 1": "trainer or operator",
+    "filter --group 1": "trainer or operator",
+    "drain --worker w0": "operator",
+    "dead --requeue 0": "operator",
+    "export --out copy.roq": "admin",
+    "import run.roq": "admin",
+    "init job.toml": "admin",
+}
+LOOKS = ("status", "buffers", "workers", "verify", "events", "group 1", "audit", "dead", "doctor")
+
+
+def test_a_command_names_the_role_that_it_needs(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    job: Callable[..., Path],  # noqa: F811
+    folder: Path,  # noqa: F811
+) -> None:
+    monkeypatch.chdir(folder)
+    make_users(server, tmp_path, "test", "gone", "new")
+    job(run__name="new")
+    with Scheduler(server.url, "test") as sched:
+        sched.create(RunConfig(eta=1, batch_size=2, max_attempts=1))
+        held, _ = sched.reserve("w0", 0, 2).reservations
+        sched.release(held, reason="error", error="the tool is broken")
+    with Scheduler(server.url, "gone") as sched:
+        sched.create(CONFIG)
+    export_run(server.url, "gone", folder / "run.roq")
+    server.redis.delete(*keys_of("gone").values())
+    board = url_of(server, tmp_path, "board")
+
+    def call(command: str, run: str = "test") -> Any:
+        named = () if command.split(maxsplit=1)[0] in ("import", "init") else ("--run", run)
+        return CliRunner().invoke(main, [*command.split(), "--redis", board, *named])
+
+    for command, role in NEEDS.items():
+        done = call(command)
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), (command, done.output)
+        assert f"use a user of role {role} or owner with rules for this run" in done.stderr, command
+    for command in LOOKS:
+        assert call(command).exit_code in (0, 1), command
+        if command != "doctor":
+            assert "use a user of any role with rules for this run" in call(command, "other").stderr, command
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_the_board_looks_under_every_role(role: str, server: Server, tmp_path: Path) -> None:
+    make_users(server, tmp_path)
+    for command in setuser_commands(["owner"], ["test"], "roq-", tmp_path):
+        server.redis.execute_command(*command.split())
+    with Scheduler(server.url, "test") as sched:
+        sched.create(RunConfig(eta=1, batch_size=2, event_log=100))
+        for _ in range(200):  # the first events are trimmed: the page begins with a picture
+            sched.pause()
+            sched.resume()
+    feed = RunFeed(url_of(server, tmp_path, role), "test")
+    await feed.start()
+    try:
+        first = await anext(feed.messages(None))
+    finally:
+        await feed.stop()
+    assert first.kind == "begin", first
+    assert msgspec.json.decode(first.data)["picture"]["version"] == 0
+
+
 def test_a_role_is_for_its_runs(server: Server, tmp_path: Path) -> None:
     make_users(server, tmp_path, "exp-*", "other")
     for run, allowed in (
@@ -273,36 +349,36 @@ def test_a_role_is_for_its_runs(server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
 def test_an_aclfile(kind: str, tmp_path: Path) -> None:
     """The server starts with the file; who does not log in can do nothing; no password is printed."""
-    folder = tmp_path / "secrets"
-    options = ("acl", "--run", "test", "--passwords", str(folder))
+    secrets = tmp_path / "secrets"
+    options = ("acl", "--run", "test", "--passwords", str(secrets))
     done = CliRunner().invoke(main, [*options, "--file"])
     assert done.exit_code == 0, done.output
     again = CliRunner().invoke(main, [*options, "--file"])
     assert again.stdout == done.stdout, "passwords are kept"
-    assert {path.name for path in folder.iterdir()} == set(ROLES) - {"owner"}
+    assert {path.name for path in secrets.iterdir()} == set(ROLES) - {"owner"}
     for role in set(ROLES) - {"owner"}:
-        assert (folder / role).stat().st_mode & 0o777 == 0o600
-        assert (folder / role).read_text().strip() not in done.output
+        assert (secrets / role).stat().st_mode & 0o777 == 0o600
+        assert (secrets / role).read_text().strip() not in done.output
     (tmp_path / "users.acl").write_text(done.stdout)
     durable = ["--appendonly", "yes", "--appendfsync", "always"]
     server = Server(kind, tmp_path, "--aclfile", str(tmp_path / "users.acl"), *durable)
     try:
         with Scheduler(server.url, "test") as nobody, pytest.raises(ConfigError, match="refused the login"):
             nobody.status()
-        with Scheduler(url_of(server, folder, "admin"), "test") as admin:
+        with Scheduler(url_of(server, secrets, "admin"), "test") as admin:
             assert admin.create(CONFIG)
-        with Scheduler(url_of(server, folder, "worker"), "test") as worker:
+        with Scheduler(url_of(server, secrets, "worker"), "test") as worker:
             assert worker.reserve("w0", 0, 1).reservations
         # The append-only file is read back with the rights of the user default, although nobody can be it.
         server.kill()
         server.start()
-        with Scheduler(url_of(server, folder, "board"), "test") as board:
+        with Scheduler(url_of(server, secrets, "board"), "test") as board:
             assert board.status().ledger.issued == 1
             assert board.verify() == []
             with pytest.raises(NotAllowed):
                 board.reserve("w0", 0, 1)
-        (folder / "board").write_text("wrong")
-        board = Scheduler(url_of(server, folder, "board"), "test")
+        (secrets / "board").write_text("wrong")
+        board = Scheduler(url_of(server, secrets, "board"), "test")
         with board, pytest.raises(ConfigError, match="refused the login") as error:
             board.status()
         assert "wrong" not in str(error.value)
