@@ -1,4 +1,4 @@
-"""The board's web server: files, the stream of events, and (when allowed) three ways to steer the run."""
+"""The board's web server: files, the stream of events, and (when allowed) four ways to steer the run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from roq._event_fields import is_id
 from roq.aclient import AsyncScheduler
 from roq.board.feed import Feed
-from roq.errors import ConfigError, NotReady, RoqError, UnknownGroup
+from roq.errors import ConfigError, Invalid, NotAllowed, NotReady, RoqError, UnknownGroup, UnknownWorker
 
 __all__ = ["CONTROL_HEADER", "bind", "is_loopback", "make_app", "serve"]
 
 CONTROL_HEADER = "X-Roq-Board"
 """A page of another site cannot send it without asking first, and is then refused."""
+
+REASON = "by hand, on the board"
+MOST_BODY = 4096  # bytes of a request: what is asked of a run is small
 
 _STATIC = Path(str(resources.files("roq.board") / "static"))
 _HEADERS = {
@@ -91,6 +94,14 @@ class _Drop(msgspec.Struct, forbid_unknown_fields=True):
     group: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # as the library's numbers
 
 
+class _Drain(msgspec.Struct, forbid_unknown_fields=True):
+    worker: str
+
+
+class _TooLong(Exception):
+    """A request's body is longer than anything that the page sends."""
+
+
 def make_app(feed: Feed, scheduler: AsyncScheduler | None, *, local: bool) -> Starlette:
     """The application.
 
@@ -120,17 +131,23 @@ def make_app(feed: Feed, scheduler: AsyncScheduler | None, *, local: bool) -> St
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
 
-    def steering(act: Callable[[AsyncScheduler, Request], Awaitable[object]]) -> Route:
+    def steering(act: Callable[[AsyncScheduler, bytes], Awaitable[object]]) -> Route:
         async def endpoint(request: Request) -> Response:
             if scheduler is None:
                 return _refusal(403, "this board only looks; start it with --allow-control to steer the run")
             if not _from_our_page(request):
                 return _refusal(403, "only the board's own page may steer the run")
             try:
-                return JSONResponse({"done": await act(scheduler, request)})
+                return JSONResponse({"done": await act(scheduler, await _body(request))})
+            except _TooLong:
+                return _refusal(413, f"the request is longer than {MOST_BODY} bytes; no action needs as many")
             except msgspec.DecodeError as error:
                 return _refusal(400, f"the request is not understood: {error}")
-            except UnknownGroup as error:
+            except Invalid as error:
+                return _refusal(400, str(error))
+            except NotAllowed as error:
+                return _refusal(403, str(error))
+            except (UnknownGroup, UnknownWorker) as error:
                 return _refusal(404, str(error))
             except NotReady as error:
                 return _refusal(409, str(error))
@@ -139,15 +156,20 @@ def make_app(feed: Feed, scheduler: AsyncScheduler | None, *, local: bool) -> St
 
         return Route(f"/api/{act.__name__}", endpoint, methods=["POST"])
 
-    async def pause(run: AsyncScheduler, _request: Request) -> None:
-        await run.pause()
+    async def pause(run: AsyncScheduler, _body: bytes) -> None:
+        await run.pause(REASON)
 
-    async def resume(run: AsyncScheduler, _request: Request) -> None:
-        await run.resume()
+    async def resume(run: AsyncScheduler, _body: bytes) -> None:
+        await run.resume(REASON)
 
-    async def drop(run: AsyncScheduler, request: Request) -> str:
-        asked = msgspec.json.decode(await request.body(), type=_Drop)
-        return (await run.drop(asked.group, "by hand, on the board")).status
+    async def drop(run: AsyncScheduler, body: bytes) -> str:
+        asked = msgspec.json.decode(body, type=_Drop)
+        return f"the prompt of group {asked.group} is {(await run.drop(asked.group, REASON)).status}"
+
+    async def drain(run: AsyncScheduler, body: bytes) -> str:
+        asked = msgspec.json.decode(body, type=_Drain)
+        claims = await run.drain(asked.worker, REASON)
+        return f"worker {asked.worker} leaves when its {claims} trajectories are done"
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
@@ -161,7 +183,7 @@ def make_app(feed: Feed, scheduler: AsyncScheduler | None, *, local: bool) -> St
         routes=[
             Route("/", index),
             Route("/api/events", events),
-            *map(steering, (pause, resume, drop)),
+            *map(steering, (pause, resume, drop, drain)),
             Mount("/static", StaticFiles(directory=_STATIC)),
         ],
         lifespan=lifespan,
@@ -172,6 +194,20 @@ def make_app(feed: Feed, scheduler: AsyncScheduler | None, *, local: bool) -> St
 
 def _refusal(status: int, message: str) -> Response:
     return JSONResponse({"error": message}, status)
+
+
+async def _body(request: Request) -> bytes:
+    """The request's body, of which no more is read than may be there.
+
+    Raises:
+        _TooLong: there is more.
+    """
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BODY:
+            raise _TooLong
+    return bytes(body)
 
 
 def _from_our_page(request: Request) -> bool:

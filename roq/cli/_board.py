@@ -37,7 +37,11 @@ def _exit(*_signal: object) -> None:
     show_default=True,
     help="Port to listen on; 0 for a free one.",
 )
-@click.option("--allow-control", is_flag=True, help="Let the page pause and resume the run and drop groups.")
+@click.option(
+    "--allow-control",
+    is_flag=True,
+    help="Let the page pause and resume the run, drop groups and drain workers.",
+)
 def board(target: Target | None, file: Path | None, host: str, port: int, allow_control: bool) -> None:
     """Show a run as a web page: its buffers as they fill and move, curves, workers; live and again.
 

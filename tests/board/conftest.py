@@ -96,7 +96,7 @@ def board(server: Server) -> Iterator[Callable[..., Board]]:
 
     def start(*options: object) -> Board:
         words = [str(option) for option in options]
-        if "--events" not in words:
+        if not {"--events", "--redis"} & set(words):
             words += ["--redis", server.url, "--run", "test"]
         started.append(Board(*words))
         return started[-1]
@@ -139,7 +139,7 @@ def open_page(chromium: Browser) -> Iterator[Callable[..., Page]]:
     """Open pages. At the end, none may have complained, or asked another host than its own."""
     opened: list[tuple[Page, Watched]] = []
 
-    def opener(board: Board, expected: str = "(?!)", **options: object) -> Page:
+    def opener(board: Board, expected: str = "(?!)", *, slots: bool = True, **options: object) -> Page:
         page = chromium.new_page(**{"viewport": {"width": 1280, "height": 900}, **options})
         watched = Watched()
         watched.expected = re.compile(expected)
@@ -149,7 +149,8 @@ def open_page(chromium: Browser) -> Iterator[Callable[..., Page]]:
         opened.append((page, watched))
         page.add_init_script(FLIGHTS)
         page.goto(board.url)
-        page.wait_for_selector(".slot")
+        if slots:
+            page.wait_for_selector(".slot")
         return page
 
     yield opener

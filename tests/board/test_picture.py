@@ -197,6 +197,41 @@ def test_the_panels_tell_what_the_run_knows(shown: Shown, sched: Scheduler) -> N
     page.wait_for_function(f"() => {label} === 'Reward by version: mean reward now 0.63'")
 
 
+def test_a_run_that_has_ended_shows_its_last_batch(sched: Scheduler, board: Start, open_page: Open) -> None:
+    """Live to the end, opened afterwards, and where its events are trimmed."""
+    run = Named(sched, RunConfig(eta=0, batch_size=2, total_steps=1, event_log=100))
+    address = board()
+    live = open_page(address)
+    run.admit(0, 2)
+    for name in "AB":
+        run.complete(name)
+    run.take()
+    last = [f"0 TRAINING T:{run.group('A')} T:{run.group('B')}"]
+    await_picture(live, last)
+    assert not live.locator("#over").is_visible()
+    run.publish(1)
+    for page in (live, open_page(address)):
+        page.wait_for_selector("#run-state[data-state='ended']")
+        await_picture(page, last)
+        assert page.locator("#over").inner_text() == (
+            "The run has ended. This is batch 0, its last, while it was trained."
+        )
+        page.locator(".slot[data-place='0.1']").hover()
+        page.wait_for_function("() => /^Training/.test(document.querySelector('#details-text').innerText)")
+        page.locator("#slider").fill("0")
+        await_picture(page, ["0 PENDING . ."])
+        assert not page.locator("#over").is_visible()
+        page.locator("#live").click()
+        await_picture(page, last)
+    for i in range(200):
+        sched.renew(f"x{i}", 0)
+        sched.leave(f"x{i}")
+    late = open_page(address, slots=False)
+    late.wait_for_selector("#run-state[data-state='ended']")
+    assert picture(late) == []
+    assert "its last batch is not in this history" in late.locator("#over").inner_text()
+
+
 def test_a_slots_details_by_pointer_and_by_keyboard(shown: Shown) -> None:
     page, run = shown.page, shown.run
     run.admit(0, 6)

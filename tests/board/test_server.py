@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -22,6 +23,7 @@ from roq.history import read_events
 from tests.board.conftest import Board, await_picture, await_position
 from tests.conftest import Server
 from tests.protocol.play import Named
+from tests.security.conftest import make_users, url_of
 
 Open = Callable[..., Page]
 Start = Callable[..., Board]
@@ -143,7 +145,8 @@ def test_ids_that_no_event_has(run: Named, board: Start) -> None:
 
 def test_a_board_only_looks_unless_told_otherwise(run: Named, board: Start, sched: Scheduler) -> None:
     start = board()
-    for action, body in (("pause", {}), ("resume", {}), ("drop", {"group": run.group("B")})):
+    drop, drain = {"group": run.group("B")}, {"worker": "w0"}
+    for action, body in (("pause", {}), ("resume", {}), ("drop", drop), ("drain", drain)):
         status, said = steer(start, action, body)
         assert status == 403
         assert "--allow-control" in said["error"]
@@ -174,7 +177,40 @@ def test_only_the_boards_own_page_may_steer(run: Named, board: Start, sched: Sch
     assert steer(start, "drop", {"group": "B; FLUSHALL"})[0] == 400
     for group in (-1, 2**53, 10**30, 1.5):
         assert steer(start, "drop", {"group": group})[0] == 400
+    assert steer(start, "drain", {"worker": "nobody"})[0] == 404
+    for worker in ("", "a b", "x" * 500, 7):
+        assert steer(start, "drain", {"worker": worker})[0] == 400, worker
     assert ask(start, "GET", "/api/pause")[0] == 405
+
+
+def test_no_action_reads_a_long_body(run: Named, board: Start, sched: Scheduler) -> None:
+    start = board("--allow-control")
+    for action in ("pause", "resume", "drop", "drain"):
+        status, said = steer(start, action, {"group": run.group("B"), "more": "x" * 5000})
+        assert (status, "longer than 4096 bytes" in said["error"]) == (413, True), action
+    before = psutil.Process(start.process.pid).memory_info().rss
+    headers = OURS | {"Origin": start.url.rstrip("/"), "Content-Length": str(200_000_000)}
+    with socket.create_connection(("127.0.0.1", start.port), timeout=10) as link:
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        link.sendall(f"POST /api/drop HTTP/1.1\r\nHost: 127.0.0.1:{start.port}\r\n{head}\r\n".encode())
+        with contextlib.suppress(ConnectionError):  # the board has answered and hung up
+            for _ in range(200):
+                link.sendall(b"x" * 1_000_000)
+    assert psutil.Process(start.process.pid).memory_info().rss - before < 20_000_000
+    assert not sched.status().paused
+    assert sched.status().ledger.in_slots == 6
+
+
+def test_steering_takes_the_rights_of_an_operator(
+    run: Named, board: Start, server: Server, tmp_path: Path
+) -> None:
+    make_users(server, tmp_path)
+    for role, code in (("board", 403), ("operator", 200)):
+        start = board("--allow-control", "--redis", url_of(server, tmp_path, role), "--run", "test")
+        for action, body in (("pause", {}), ("resume", {}), ("drain", {"worker": "w0"})):
+            status, said = steer(start, action, body)
+            assert status == code, said
+            assert code == 200 or "use a user of role operator or owner" in said["error"]
 
 
 def test_control_from_the_page(run: Named, board: Start, sched: Scheduler, open_page: Open) -> None:
@@ -189,14 +225,20 @@ def test_control_from_the_page(run: Named, board: Start, sched: Scheduler, open_
     page.locator(".slot[data-place='1.1']").focus()
     page.locator("#drop").click()
     await_picture(page, ["0 PENDING O:1 . . R:5", "1 PENDING . R:3 R:2 R:6"])
-    assert [e.get("reason") for e in read_events(sched) if e.name == "requeued"] == ["by hand, on the board"]
+    page.locator(".drain[data-worker='w0']").click()
+    page.wait_for_function("() => document.querySelector('#steered').textContent.includes('w0 leaves when')")
+    page.locator(".drain[data-worker='w0']").wait_for(state="hidden")
+    assert [worker.draining for worker in sched.status().workers] == [True]
+    reasons = {e.name: e.get("reason") for e in read_events(sched) if "reason" in e.fields}
+    assert reasons == dict.fromkeys(("paused", "resumed", "requeued", "draining"), "by hand, on the board")
 
 
 def test_a_page_that_only_looks_has_no_controls(run: Named, board: Start, open_page: Open) -> None:
     page = open_page(board())
     page.locator(".slot[data-place='1.1']").focus()
     page.wait_for_function("() => document.querySelector('#details-title').textContent === 'Slot 1.1'")
-    for control in ("#pause", "#resume", "#drop"):
+    page.wait_for_selector("#workers tbody tr")
+    for control in ("#pause", "#resume", "#drop", ".drain"):
         assert not page.locator(control).is_visible()
 
 

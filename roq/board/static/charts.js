@@ -7,21 +7,25 @@ import { count, duration, short } from "./words.js";
 
 const HEIGHT = 150;
 const MOST_POINTS = 400; // of a curve over time; seconds are put together above it
+const SMOOTH = 5; // values in the mean that a line shows, as in roq report; what it is made of are the dots
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 class Chart {
-  constructor(figure, title, lines, { x = (v) => `v${v}`, y = short, right = null, steps = false, over = "version" } = {}) {
+  constructor(figure, title, lines, { x = (v) => `v${v}`, y = short, right = null, steps = false, cut = false, over = "version" } = {}) {
     this.figure = figure;
     this.title = title;
     this.lines = lines; // { label, color, dash, right }: right for the second axis
     this.format = { x, y, right };
     this.over = over;
-    this.steps = steps;
+    this.steps = steps; // drawn as it is, without dots
+    this.cut = cut; // a few values that would flatten the others are beyond the axis
+    this.top = null;
     this.data = null;
     this.box = make("div", { class: "plot" });
     this.box.setAttribute("role", "img");
-    figure.append(make("figcaption", { text: title }), this.box);
+    this.note = make("small");
+    figure.append(make("figcaption", { text: `${title} ` }, this.note), this.box);
     new ResizeObserver(() => this.#resize()).observe(this.box);
     this.restyle();
   }
@@ -38,7 +42,7 @@ class Chart {
         padding: [8, 8, 0, 0],
         cursor: { drag: { x: false, y: false }, points: { size: 6 } },
         legend: { live: true },
-        scales: { x: { time: false }, y: { range: atNought }, right: { range: atNought } },
+        scales: { x: { time: false }, y: { range: (_plot, low, high) => atNought(low, this.top ?? high) }, right: { range: (_plot, low, high) => atNought(low, high) } },
         axes: [
           { ...axis, font, size: 26, space: 60, values: (_plot, marks) => marks.map((mark) => (mark === null ? "" : x(mark))) },
           { ...axis, font, size: 46, space: 28, values: (_plot, marks) => marks.map((mark) => (mark === null ? "" : y(mark))) },
@@ -50,15 +54,21 @@ class Chart {
             label,
             scale: second ? "right" : "y",
             stroke: css(color),
+            ...(this.steps ? LINE : DOTS),
+            dash: this.steps ? dash : undefined,
+            value: (_plot, value) => (value === null || value === undefined ? "–" : y(value)),
+          })),
+          ...(this.steps ? [] : this.lines).map(({ color, dash, right: second }) => ({
+            class: "smooth",
+            scale: second ? "right" : "y",
+            stroke: css(color),
             width: 2,
             dash,
             points: { show: false },
-            paths: this.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
-            value: (_plot, value) => (value === null || value === undefined ? "–" : y(value)),
           })),
         ],
       },
-      this.data ?? [[], ...this.lines.map(() => [])],
+      this.data ?? [[], ...this.lines.map(() => []), ...(this.steps ? [] : this.lines).map(() => [])],
       this.box,
     );
   }
@@ -68,9 +78,18 @@ class Chart {
     if (width !== this.plot.width) this.plot.setSize({ width, height: HEIGHT });
   }
 
+  // `data`: the values of x, then those of each line.
   show(data) {
-    this.data = data;
-    this.plot.setData(data);
+    const [, ...lines] = data;
+    this.top = this.cut ? usualTop(lines) : null;
+    this.data = this.steps ? data : [...data, ...lines.map((values) => smoothed(values, this.top ?? Infinity))];
+    this.plot.setData(this.data);
+    const cut = this.top === null ? "" : `, highest ${this.format.y(Math.max(...lines.flat()))}`;
+    setText(this.note, this.steps ? "" : `mean of ${SMOOTH}${cut}`);
+    this.#describe(data);
+  }
+
+  #describe(data) {
     const said = this.lines.map(({ label }, i) => {
       const last = data[i + 1].findLast((value) => value !== null && value !== undefined);
       return `${label} ${last === undefined ? "not known yet" : `now ${this.format.y(last)}`}`;
@@ -79,7 +98,29 @@ class Chart {
   }
 }
 
-function atNought(_plot, low, high) {
+// A line whose values stand as they are; dots, for those of which another line is the mean.
+const LINE = { width: 2, points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) };
+const DOTS = { alpha: 0.4, points: { show: true, size: 4, width: 0, space: 0 }, paths: () => null };
+
+// The mean of each value and those before it; what is beyond the axis counts as its end.
+function smoothed(values, top) {
+  return values.map((value, i) => {
+    if (value === null) return null;
+    const known = values.slice(Math.max(0, i - SMOOTH + 1), i + 1).filter((one) => one !== null);
+    return known.reduce((sum, one) => sum + Math.min(one, top), 0) / known.length;
+  });
+}
+
+// Where an axis ends that its few highest values do not flatten (as roq/_figures.py has it).
+function usualTop(lines) {
+  const ordered = lines.flat().filter((value) => value !== null).sort((a, b) => a - b);
+  if (ordered.length === 0) return null;
+  const usual = ordered[Math.floor(0.95 * (ordered.length - 1))];
+  const highest = ordered.at(-1);
+  return highest <= 2.5 * usual || usual === 0 ? null : 1.75 * usual;
+}
+
+function atNought(low, high) {
   if (low === null || high === null) return [0, 1];
   const bottom = Math.min(0, low);
   return [bottom, high > bottom ? high + (high - bottom) * 0.08 : bottom + 1];
@@ -111,9 +152,9 @@ export class Charts {
         { label: "waited for the batch", color: "--red" },
         { label: "trained", color: "--blue", dash: dashed },
       ],
-      seconds,
+      { ...seconds, cut: true },
     );
-    this.idle = new Chart($("#chart-idle"), "Workers without work, by version", [{ label: "share of time", color: "--red" }], {
+    this.idle = new Chart($("#chart-idle"), "Idle workers, by version", [{ label: "share of time", color: "--red" }], {
       y: (value) => `${Math.round(value * 100)} %`,
     });
     this.all = [this.versions, this.reward, this.rate, this.wait, this.idle];

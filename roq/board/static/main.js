@@ -3,7 +3,7 @@
 import { Charts } from "./charts.js";
 import { $, setData, setText } from "./dom.js";
 import { Grid } from "./grid.js";
-import { drawDetails, drawEvents, drawHead, drawLedger, drawRunning, drawWorkers } from "./panels.js";
+import { drawDetails, drawEvents, drawHead, drawLedger, drawOver, drawRunning, drawWorkers } from "./panels.js";
 import { Player } from "./player.js";
 import { listen, steer } from "./stream.js";
 import { Timeline } from "./timeline.js";
@@ -18,7 +18,7 @@ let grown = 0; // when the newest event came, on this machine's clock
 let steered = false; // the page may steer the run
 let told = null; // the newest status: what workers say of themselves
 let looked = null; // the slot that is pointed at or focused
-let shown = -1; // the position that the grid shows
+let shown = -1; // the position whose buffers the grid shows
 let due = false;
 const written = { panels: 0, charts: 0 };
 
@@ -95,17 +95,19 @@ function frame(now) {
   before = now;
   const position = player.at();
   const state = timeline.at(position);
-  if (position !== shown) {
-    const jump = shown < 0 || Math.abs(position - shown) > STEP;
-    shown = position;
-    grid.draw(state, !jump);
-    setData(document.body, "position", String(position));
+  const seen = timeline.seen(position);
+  const slots = seen === position ? state : timeline.at(seen);
+  if (seen !== shown) {
+    const jump = shown < 0 || Math.abs(seen - shown) > STEP;
+    shown = seen;
+    grid.draw(slots, !jump);
   }
+  setData(document.body, "position", String(position));
   player.draw();
   const time = timeAt(state, position);
   if (now - written.panels >= PANELS_MS) {
     written.panels = now;
-    drawPanels(state, time, position);
+    drawPanels(state, slots, time, position);
   }
   if (now - written.charts >= CHARTS_MS) {
     written.charts = now;
@@ -121,15 +123,18 @@ function timeAt(state, position) {
   return going ? state.time + (performance.now() - grown) : state.time;
 }
 
-function drawPanels(state, time, position) {
+// `slots`: the state whose buffers the grid shows.
+function drawPanels(state, slots, time, position) {
   drawHead(state, time, run);
   drawRunning(state, time);
   drawWorkers(state, time, player.live ? told : null);
   drawLedger(state);
   drawEvents(timeline, position);
-  const group = drawDetails(state, time, looked);
+  drawOver(state, slots);
+  const group = drawDetails(slots, slots === state ? time : slots.time, looked);
   $("#drop").hidden = !(steered && player.live && group?.kind === "reserved");
   $("#drop").dataset.group = group?.group ?? "";
+  setData(document.body, "steers", String(steered && player.live));
   $("#pause").hidden = state.paused;
   $("#resume").hidden = !state.paused;
   $("#partial").hidden = !state.partial;
@@ -142,7 +147,7 @@ setInterval(() => timeline && draw(false), PANELS_MS);
 async function act(action, body) {
   try {
     const done = await steer(action, body);
-    setText($("#steered"), done ? `${action}: ${done}` : "");
+    setText($("#steered"), done ?? "");
   } catch (error) {
     setText($("#steered"), error.message);
   }
@@ -153,4 +158,8 @@ $("#resume").addEventListener("click", () => act("resume"));
 $("#drop").addEventListener("click", (event) => {
   const group = Number(event.currentTarget.dataset.group);
   if (confirm(`Drop group ${group}? What is generated for it so far is lost.`)) act("drop", { group });
+});
+$("#workers").addEventListener("click", (event) => {
+  const worker = event.target.closest(".drain")?.dataset.worker;
+  if (worker && confirm(`Drain worker ${worker}? It ends what it has, gets no more work, and leaves.`)) act("drain", { worker });
 });

@@ -40,6 +40,15 @@ function trainerText(state, now) {
   return `waits for batch ${first.buffer}: ${first.occupied} complete, ${first.reserved} in work, ${empty} empty${which}`;
 }
 
+// Above the grid of a run that is over: what the grid shows.
+export function drawOver(state, slots) {
+  let text = "The run has ended; its last batch is not in this history.";
+  if (slots !== state) text = slots.training ? `The run has ended. This is batch ${slots.training.version}, its last, while it was trained.` : "The run has ended. These were its last groups.";
+  else if (state.groups.size > 0) text = "The run has ended. These groups are left over.";
+  setText($("#over"), text);
+  $("#over").hidden = !state.ended;
+}
+
 // ---- running trajectories ------------------------------------------------------------------------------
 
 export function drawRunning(state, now) {
@@ -71,7 +80,7 @@ export function drawWorkers(state, now, told) {
   list(
     $("#workers tbody"),
     workers,
-    () => make("tr", {}, make("th", { scope: "row" }), ...cells("td", 6)),
+    () => make("tr", {}, make("th", { scope: "row" }), ...cells("td", 6), drainCell()),
     (row, worker) => {
       const said = told?.get(worker.worker);
       const info = said?.info ? readInfo(said.info) : {};
@@ -88,8 +97,17 @@ export function drawWorkers(state, now, told) {
         doing,
       ];
       values.forEach((value, i) => setText(row.children[i], value));
+      const button = row.lastElementChild.firstElementChild;
+      setData(button, "worker", worker.worker);
+      button.setAttribute("aria-label", `Drain ${worker.worker}`);
+      button.hidden = worker.draining;
     },
   );
+}
+
+// Shown where the page may steer (board.css); main.js hears it.
+function drainCell() {
+  return make("td", { class: "steer" }, make("button", { type: "button", class: "drain", text: "Drain" }));
 }
 
 function readInfo(text) {

@@ -15,6 +15,7 @@ export class Timeline {
     this.first = 0; // positions count from the page's first event; events[0] is at this one
     this.copies = [{ position: 0, state: base }]; // the state before the event at a position
     this.head = copy(base); // after all events
+    this.filled = base.groups.size > 0 ? 0 : -1; // the newest position with a group in a slot or in training
     this.cursor = { position: 0, state: copy(base) }; // what was looked at last
   }
 
@@ -28,6 +29,7 @@ export class Timeline {
       this.series.observe(this.head, event, this.end);
       this.events.push(event);
       apply(this.head, event);
+      if (this.head.groups.size > 0) this.filled = this.end;
       if (this.end % EVERY === 0) this.copies.push({ position: this.end, state: copy(this.head) });
     }
     if (this.events.length > MOST_EVENTS) this.#forget();
@@ -54,6 +56,12 @@ export class Timeline {
       this.cursor.position += 1;
     }
     return this.cursor.state;
+  }
+
+  // The position whose buffers are to be seen: of a run that has ended and is empty, the last that was not.
+  seen(position) {
+    const { ended, groups } = this.at(position);
+    return ended && groups.size === 0 && this.filled >= this.first ? this.filled : position;
   }
 
   event(position) {
