@@ -39,7 +39,7 @@ class Chart {
       {
         width: Math.max(120, this.box.clientWidth || 300),
         height: HEIGHT,
-        padding: [8, 8, 0, 0],
+        padding: [8, 14, 0, 0],
         cursor: { drag: { x: false, y: false }, points: { size: 6 } },
         legend: { live: true },
         scales: { x: { time: false }, y: { range: (_plot, low, high) => atNought(low, this.top ?? high) }, right: { range: (_plot, low, high) => atNought(low, high) } },
@@ -84,7 +84,7 @@ class Chart {
     this.top = this.cut ? usualTop(lines) : null;
     this.data = this.steps ? data : [...data, ...lines.map((values) => smoothed(values, this.top ?? Infinity))];
     this.plot.setData(this.data);
-    const cut = this.top === null ? "" : `, highest ${this.format.y(Math.max(...lines.flat()))}`;
+    const cut = this.top === null ? "" : `, highest ${this.format.y(Math.round(Math.max(...lines.flat())))}`;
     setText(this.note, this.steps ? "" : `mean of ${SMOOTH}${cut}`);
     this.#describe(data);
   }
