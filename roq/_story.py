@@ -13,7 +13,7 @@ from roq.config import RunConfig
 from roq.history import Event, parse_place
 from roq.replay import Group, Replay
 
-__all__ = ["Span", "Step", "Story", "bins", "cause", "overlap", "tell", "verdict"]
+__all__ = ["Span", "Step", "Story", "Waiting", "bins", "cause", "overlap", "tell", "verdict", "waiting"]
 
 Span = tuple[float, float]
 MUCH = 0.2  # share of its time that a side may wait before it counts as waiting
@@ -319,16 +319,45 @@ def _of_the_last(step: Step, last: Group, span: Span) -> str:
     return text
 
 
-def verdict(story: Story) -> str:
-    """What limits the run, with its numbers. The first wait, in which engines start, is left out."""
-    steps = [step for step in story.steps[1:] if step.published is not None]
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """Who waited, from the first weights published to the last: before, engines start, and after, they end.
+
+    Attributes:
+        trainer_s: seconds in which the trainer waited for a batch.
+        trainer: their share of its time, 0 to 1.
+        workers: share of the workers' time with nothing in flight; None when no worker was known.
+    """
+
+    trainer_s: float
+    trainer: float
+    workers: float | None
+
+
+def _later(story: Story) -> list[Step]:
+    return [step for step in story.steps[1:] if step.published is not None]
+
+
+def waiting(story: Story) -> Waiting | None:
+    """Who waited; None where fewer than three batches were trained. The one definition that all tell."""
+    steps = _later(story)
     if len(steps) < 2:
-        return "Too few steps to say what limits this run."
+        return None
     wait, train = sum(step.wait_s for step in steps), sum(step.train_s or 0.0 for step in steps)
-    waits = wait / (wait + train) if wait + train else 0.0
     began = steps[0].taken if steps[0].waited_from is None else steps[0].waited_from
-    idle = story.idle_share((began, steps[-1].published or story.until)) or 0.0
-    alone = sum(_alone(step) for step in steps)
+    return Waiting(
+        trainer_s=round(wait, 3),
+        trainer=wait / (wait + train) if wait + train else 0.0,
+        workers=story.idle_share((began, steps[-1].published or story.until)),
+    )
+
+
+def verdict(story: Story) -> str:
+    """What limits the run, with its numbers."""
+    found = waiting(story)
+    if found is None:
+        return "Too few steps to say what limits this run."
+    wait, waits, idle = found.trainer_s, found.trainer, found.workers or 0.0
+    alone = sum(_alone(step) for step in _later(story))
     facts = f"the trainer waited {waits:.0%} of the time, the workers had nothing to do {idle:.0%} of theirs"
     tail = ""
     if wait and alone > 0.4 * wait:

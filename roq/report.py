@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from roq._figures import COLORS, Drawn, draw
-from roq._story import UNTRAINED, Story, cause, overlap, verdict
+from roq._story import UNTRAINED, Story, cause, verdict, waiting
 from roq._text import clock
 from roq.errors import ConfigError
 
@@ -104,16 +104,21 @@ def _numbers(story: Story) -> str:
     rewards = [step.reward for step in story.steps if step.reward is not None]
     tokens, wall = story.tokens(), story.work_s or 1.0
     waste = sum(tokens.get(fate, 0) for fate in UNTRAINED)
-    waited = overlap(story.waits, (story.at_work, story.until))
-    idle = story.idle_share((story.at_work, story.until))
+    found = waiting(story)
     facts = [
         ("steps", f"{sum(step.published is not None for step in story.steps)}"),
         ("reward, first and last", _ends(rewards)),
         ("staleness, mean and most", f"{fmean(stale):.2f}, {max(stale)}" if stale else "?"),
         ("tokens trained per second", f"{tokens.get('trained', 0) / wall:,.0f}"),
         ("finished tokens left untrained", f"{waste / (sum(tokens.values()) or 1):.1%}"),
-        ("trainer waited", f"{clock(waited)}, {waited / wall:.0%}"),
-        ("workers idle", "?" if idle is None else f"{idle:.0%}"),
+        (
+            "trainer waited, after step 1",
+            "?" if found is None else f"{clock(found.trainer_s)}, {found.trainer:.0%}",
+        ),
+        (
+            "workers idle, after step 1",
+            "?" if found is None or found.workers is None else f"{found.workers:.0%}",
+        ),
         ("claims lost with a lease", f"{story.counts['expired']}"),
         ("claims given back", f"{story.counts['release']}"),
     ]

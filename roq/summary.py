@@ -13,6 +13,7 @@ from statistics import fmean
 
 import msgspec
 
+from roq._story import Waiting
 from roq._text import clock, size
 from roq.config import RunConfig
 from roq.records import Records, Step
@@ -38,7 +39,10 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds spent waiting: the trainer for batches, all workers with nothing in flight."""
+    """Seconds spent waiting, the start of engines included: the trainer for batches, workers for work.
+
+    Of each process's own clock: a worker waits with nothing in flight; all workers are added up.
+    """
 
     trainer: float
     workers: float
@@ -71,6 +75,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         scheduler_share: see :class:`Share`.
         wall_s: time during which any process of the run was at work.
         wait_s: see :class:`Wait`.
+        waiting: shares of the time once engines are warm, by the events, as in ``roq report``: see
+            :class:`roq._story.Waiting`; None where the events tell of fewer than three steps.
         blocked_s: seconds, over all workers, with free places that the scheduler did not fill.
         tokens_per_s: response tokens generated per second of ``wall_s``.
         tokens_trained: response tokens in trained batches.
@@ -94,6 +100,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_share: Share
     wall_s: float
     wait_s: Wait
+    waiting: Waiting | None
     blocked_s: float
     tokens_per_s: float
     tokens_trained: int
@@ -104,7 +111,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize(
-    records: Records, status: Status, config: RunConfig, verify: Sequence[str], server_rss: int | None
+    records: Records,
+    status: Status,
+    config: RunConfig,
+    verify: Sequence[str],
+    server_rss: int | None,
+    waiting: Waiting | None = None,
 ) -> Summary:
     """Sum up a run from its records, the scheduler's last picture of it and the server's memory (bytes)."""
     steps = records.steps
@@ -151,6 +163,7 @@ def summarize(
             trainer=round(sum(line.wait_s for line in records.lines), 3),
             workers=round(sum(line.idle_s for line in last), 3),
         ),
+        waiting=waiting,
         blocked_s=round(sum(line.blocked_s for line in last), 3),
         tokens_per_s=round(tokens / wall_s, 1) if wall_s > 0 else 0.0,
         tokens_trained=sum(step.response_tokens for step in steps),
@@ -245,7 +258,7 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
         ),
         ("log-prob difference", f"{_text(summary.logprob_abs_diff_mean, '.2e')} between engine and trainer"),
         ("time", f"{clock(summary.wall_s)}, {summary.tokens_per_s:,.0f} tokens/s"),
-        ("waiting", f"trainer {clock(summary.wait_s.trainer)}, workers {clock(summary.wait_s.workers)}"),
+        ("waiting", _waiting(summary)),
         ("scheduler share", f"worker {share(shares.worker)}, trainer {share(shares.trainer)}"),
         (
             "memory",
@@ -253,6 +266,14 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
         ),
         ("invariants", "all hold" if not broken else f"{len(broken)} BROKEN: {broken[0]}"),
     ]
+
+
+def _waiting(summary: Summary) -> str:
+    every = f"trainer {clock(summary.wait_s.trainer)}, workers {clock(summary.wait_s.workers)} in all"
+    if summary.waiting is None:
+        return every
+    workers = _text(summary.waiting.workers, ".0%")
+    return f"{every}; after step 1 {summary.waiting.trainer:.0%} and {workers} of their time"
 
 
 def _text(value: float | None, form: str) -> str:

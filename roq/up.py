@@ -18,11 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from roq._story import tell, waiting
 from roq.checks import check_engines, check_job, process_environment
 from roq.client import Scheduler
 from roq.config import Job, RunConfig, load_job
 from roq.display import Display, View
 from roq.errors import RoqError, ServerUnavailable
+from roq.history import read_events
 from roq.jobs import create_run
 from roq.plot import write_plot
 from roq.processes import finish, read_records, send, stop
@@ -301,4 +303,7 @@ class _Watch:
         """Sum the run up."""
         self.records.read()
         broken = self._scheduler.verify()
-        return summarize(self.records, self._scheduler.status(), self._protocol, broken, self._server_rss)
+        waited = waiting(tell(read_events(self._scheduler), self._protocol))
+        return summarize(
+            self.records, self._scheduler.status(), self._protocol, broken, self._server_rss, waited
+        )

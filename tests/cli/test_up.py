@@ -98,9 +98,13 @@ def test_the_password_of_a_server_is_in_no_command_line() -> None:
         assert option.envvar == "ROQ_REDIS"
 
 
-def test_a_whole_run(job: Job, folder: Path, start_up: Start) -> None:
+def test_a_whole_run(job: Job, folder: Path, start_up: Start, roq: Callable[..., Any]) -> None:
     code, output = end(start_up(job()))
     assert code == 0, output
+    waited = summary(folder)["waiting"]
+    report = roq("report", job(), "--out", folder / "report.html").stdout
+    assert f"the trainer waited {waited['trainer']:.0%} of the time" in report, "report and summary agree"
+    assert f"the workers had nothing to do {waited['workers']:.0%} of theirs" in report
     for number in range(1, 7):
         assert f"step {number}/6  reward " in output
     found = whole(folder, 6)

@@ -12,11 +12,14 @@ from click.testing import CliRunner
 from playwright.sync_api import Page, sync_playwright
 
 from roq import RunConfig
-from roq._story import Step, Story, cause, tell, verdict
+from roq._story import Step, Story, cause, tell, verdict, waiting
 from roq.cli import main
 from roq.errors import ConfigError
 from roq.history import Archive, Event, read_events
+from roq.records import Records
 from roq.report import write_report
+from roq.summary import summarize, summary_lines
+from roq.types import Status
 from tests.protocol.play import Named
 
 CHROMIUM = "/usr/bin/chromium"
@@ -116,6 +119,22 @@ def lockstep(wait: float, train: float, busy: float) -> Story:
 )
 def test_verdicts(wait: float, train: float, busy: float, said: str) -> None:
     assert verdict(lockstep(wait, train, busy)).startswith(said)
+
+
+def test_one_definition_of_waiting(tmp_path: Path) -> None:
+    """The page's numbers, its verdict and the summary of ``roq up`` cover the same time."""
+    story = lockstep(4, 1, 2)
+    found = waiting(story)
+    assert found is not None
+    assert (found.trainer_s, found.trainer, found.workers) == (36, 0.8, pytest.approx(0.6))
+    write_report(story, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<dt>trainer waited, after step 1</dt><dd>36.0 s, 80%</dd>" in page
+    assert "<dt>workers idle, after step 1</dt><dd>60%</dd>" in page
+    assert "the trainer waited 80% of the time, the workers had nothing to do 60% of theirs" in page
+    config = RunConfig(eta=0, batch_size=1)
+    summary = summarize(Records(tmp_path), Status(run="demo"), config, [], None, found)
+    assert dict(summary_lines(summary))["waiting"].endswith("after step 1 80% and 60% of their time")
 
 
 def test_no_step_no_verdict() -> None:
