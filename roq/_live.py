@@ -19,6 +19,7 @@ from roq.display import (
     sparkline,
     trainer_text,
     worker_doing,
+    worker_version,
 )
 from roq.records import Step
 from roq.types import Status
@@ -178,11 +179,11 @@ def _workers(view: View) -> RenderableType:
         speed = rate(view.records.workers.get(worker.worker, ()), now)
         total += speed
         lease = f"{worker.lease_left_s:.0f} s" if worker.lease_left_s > 0 else "expired"
-        version = "?" if worker.version is None else str(worker.version)
         doing = Text(worker_doing(worker), style="dim")
         if worker.error and (worker.error_age_s or 0.0) < RECENT_ERROR_S:
             doing = Text(worker.error.splitlines()[0][:60], style="red")
-        table.add_row(worker.worker, version, str(worker.claims), f"{speed:,.0f}", lease, doing)
+        row = (worker.worker, worker_version(worker), str(worker.claims), f"{speed:,.0f}", lease)
+        table.add_row(*row, doing)
     if len(view.status.workers) > 1:
         table.add_row("all", "", str(view.status.inflight), f"{total:,.0f}", "", "", style="dim")
     for name, state in view.processes.items():

@@ -41,7 +41,9 @@ __all__ = [
     "tokens_per_s",
     "trainer_text",
     "worker_doing",
+    "worker_figure",
     "worker_info",
+    "worker_version",
 ]
 
 OCCUPIED, RESERVED, EMPTY = "■", "▨", "·"
@@ -164,6 +166,16 @@ def worker_info(worker: WorkerStatus) -> dict[str, object]:
         return {"text": worker.info}
 
 
+def worker_figure(worker: WorkerStatus, name: str) -> str:
+    """What the worker says of itself under a name; "-" where it says nothing, as one's own client may."""
+    return str(worker_info(worker).get(name, "-"))
+
+
+def worker_version(worker: WorkerStatus) -> str:
+    """The weights version that it has loaded; "-" before it says."""
+    return "-" if worker.version is None else str(worker.version)
+
+
 def worker_doing(worker: WorkerStatus) -> str:
     """What the worker is at, in a few words."""
     return "draining" if worker.draining else str(worker_info(worker).get("doing", ""))
@@ -276,8 +288,9 @@ class PlainDisplay:
             self.say(step_line(lines[number], view.total_steps, left))
         self._shown = len(lines)
         if time.monotonic() - self._said_at > SILENCE_S:
-            doing = {str(worker_info(worker).get("doing", "?")) for worker in view.status.workers}
-            workers = ", ".join(sorted(doing)) or "starting"
+            attached = view.status.workers
+            doing = {worker_doing(worker) for worker in attached} - {""}
+            workers = ", ".join(sorted(doing)) or (f"{len(attached)} attached" if attached else "starting")
             self.say(f"trainer {trainer_text(view.status)}; workers: {workers}")
 
     def close(self) -> None:

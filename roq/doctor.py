@@ -111,11 +111,12 @@ def _run(status: Status, broken: list[str]) -> Finding:
 def _processes(status: Status) -> Iterator[Finding]:
     ours, over = package_version("roq"), status.ended
     alive = [worker for worker in status.workers if worker.lease_left_s > 0]
-    told = {worker.worker: str(worker_info(worker).get("roq", "unknown")) for worker in alive}
-    other = {worker: said for worker, said in told.items() if said not in (ours, "unknown")}
+    said = {worker.worker: worker_info(worker).get("roq") for worker in alive}
+    told = {worker: str(version) for worker, version in said.items() if version is not None}
+    other = {worker: version for worker, version in told.items() if version != ours}
     sick = [worker for worker in alive if worker_info(worker).get("error")]
     if other:
-        named = ", ".join(f"{worker} {said}" for worker, said in sorted(other.items())[:4])
+        named = ", ".join(f"{worker} {version}" for worker, version in sorted(other.items())[:4])
         yield warn(
             "workers", f"{len(alive)} alive; of another roq than {ours}: {named}; replace them one by one"
         )
@@ -125,7 +126,7 @@ def _processes(status: Status) -> Iterator[Finding]:
     elif not alive and not over:
         yield warn("workers", "none alive: start some (python -m roq_worker --redis URL --run NAME)")
     else:
-        yield ok("workers", f"{len(alive)} alive, roq {', '.join(sorted(set(told.values()))) or ours}")
+        yield ok("workers", ", roq ".join([f"{len(alive)} alive", *sorted(set(told.values()))]))
     seen = status.trainer_seen_s
     if over:
         yield ok("trainer", "done")

@@ -31,7 +31,8 @@ from roq.display import (
     tokens_per_s,
     trainer_text,
     worker_doing,
-    worker_info,
+    worker_figure,
+    worker_version,
 )
 from roq.errors import RoqError
 from roq.history import BEGINNING, Event
@@ -154,9 +155,9 @@ class Watch(App[None]):
         rows = {
             worker.worker: (
                 worker.worker,
-                "?" if worker.version is None else str(worker.version),
+                worker_version(worker),
                 str(worker.claims),
-                str(worker_info(worker).get("tokens_per_s", "?")),
+                worker_figure(worker, "tokens_per_s"),
                 clock(heartbeat_age(worker, self.run_config)) if worker.lease_left_s > 0 else "expired",
                 worker_doing(worker),
                 worker.error.splitlines()[0][:60] if worker.error else "",

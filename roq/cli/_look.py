@@ -20,7 +20,9 @@ from roq.display import (
     tokens_per_s,
     trainer_text,
     worker_doing,
+    worker_figure,
     worker_info,
+    worker_version,
 )
 from roq.history import Event
 from roq.types import BufferStatus, SlotStatus, Status
@@ -167,15 +169,13 @@ def _workers(picture: Status, config: RunConfig) -> None:
         return
     rows: list[tuple[object, ...]] = []
     for worker in picture.workers:
-        info = worker_info(worker)
         error = ""
         if worker.error:
             error = f"{worker.error.splitlines()[0][:80]} ({clock(worker.error_age_s or 0.0)} ago)"
         heartbeat = f"{clock(heartbeat_age(worker, config))} ago" if worker.lease_left_s > 0 else "expired"
-        version = "?" if worker.version is None else worker.version
-        speed, done = info.get("tokens_per_s", "?"), info.get("completed", "?")
-        row = (worker.worker, version, worker.claims, speed, done, heartbeat, clock(worker.since_s))
-        rows.append((*row, worker_doing(worker), error))
+        speed, done = worker_figure(worker, "tokens_per_s"), worker_figure(worker, "completed")
+        row = (worker.worker, worker_version(worker), worker.claims, speed, done, heartbeat)
+        rows.append((*row, clock(worker.since_s), worker_doing(worker), error))
     header = ("worker", "version", "in flight", "tokens/s", "done", "heartbeat", "up", "does", "last error")
     table(header, rows, "<>>>>>><<")
 

@@ -190,6 +190,12 @@ def test_the_panels_tell_what_the_run_knows(shown: Shown, sched: Scheduler) -> N
     assert text("#trainer-text").inner_text() == "waits for batch 3: 0 complete, 0 in work, 4 empty"
     rows = text("#workers tbody tr").all_inner_texts()
     assert [row.split("\t")[:4] for row in rows] == [["w0", "v3", "3", "12"]]
+    sched.renew("own")  # clients of one's own, which say nothing or odd things of themselves
+    sched.renew("odd", 0, {"tokens_per_s": "fast", "doing": ["this", "that"]})
+    page.wait_for_function("() => document.querySelector('#workers').innerText.includes('this,that')")
+    rows = text("#workers tbody tr").all_inner_texts()
+    assert rows[1].split("\t")[:5] == ["own", "–", "0", "0", "0"]
+    assert rows[2].split("\t")[:5] == ["odd", "v0", "0", "0", "0"]
     assert text("#running .bar").all_inner_texts() == ["w0 · v3"] * 3
     counts = "[...document.querySelectorAll('#staleness .number')].map(item => item.textContent).join()"
     page.wait_for_function(f"() => {counts} === '4 · 33 %,8 · 67 %'")

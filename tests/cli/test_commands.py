@@ -95,6 +95,21 @@ def test_workers(run: tuple[str, str], roq: Roq) -> None:
     assert row.split()[:4] == ["w0", "0", "1", "12"]
 
 
+def test_a_worker_that_says_nothing_of_itself(url: str, roq: Roq) -> None:
+    """One's own client may renew without a version and without info."""
+    with Scheduler(url, "own") as sched:
+        sched.create(RunConfig(eta=1, batch_size=2))
+        sched.renew("mine")
+    row = ["mine", "-", "0", "-", "-"]
+    for command in ("status", "workers", "doctor"):
+        text = roq(command, "--redis", url, "--run", "own").stdout
+        assert "?" not in text, text
+        assert "unknown" not in text, text
+        rows = [line.split()[:5] for line in text.splitlines() if line.startswith("mine")]
+        assert rows == ([] if command == "doctor" else [row])
+    assert "✓ workers      1 alive\n" in text
+
+
 def test_verify(run: tuple[str, str], roq: Roq) -> None:
     url, name = run
     assert read(roq("verify", "--redis", url, "--run", name, "--json")) == {"ok": True, "problems": []}

@@ -121,6 +121,18 @@ def test_the_plain_display_is_one_line_a_step(view: View) -> None:
     assert lines[-1].endswith("  1:24 left")
 
 
+def test_workers_that_say_nothing_of_themselves(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = [WorkerStatus(worker=name, lease_left_s=9.0) for name in ("mine", "yours")]
+    view = msgspec.structs.replace(
+        view, records=Records("/none"), status=msgspec.structs.replace(view.status, workers=workers)
+    )
+    assert "?" not in shown(view)
+    monkeypatch.setattr("roq.display.SILENCE_S", -1.0)
+    out = io.StringIO()
+    make_display(out).update(view)
+    assert out.getvalue().splitlines()[-1] == "trainer trains batch 9; workers: 2 attached"
+
+
 def test_slots_in_order_and_in_proportion() -> None:
     assert slot_row(buffer(0, 2, 1, 1, "PENDING")) == "■■·▨"
     row = slot_row(buffer(0, 4095, 1, 0, "PENDING"), width=16)

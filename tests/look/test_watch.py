@@ -44,6 +44,10 @@ async def test_the_run_is_shown_and_steered(example: Named) -> None:
         assert (worker, claims, speed) == ("w0", "5", "12")
         assert [row[0] for row in cells(app, "groups")] == ["1.3", "1.4", "2.2", "2.3", "2.4"]
 
+        sched.renew("own")  # a client that says nothing of itself
+        await until(lambda: len(cells(app, "workers")) == 2)
+        assert cells(app, "workers")[1][:4] == ["own", "-", "0", "-"]
+
         await pilot.press("p")
         await until(lambda: "paused" in text(app, "head"))
         assert sched.status().paused

@@ -86,13 +86,13 @@ export function drawWorkers(state, now, told) {
       const info = said?.info ? readInfo(said.info) : {};
       const version = said?.version ?? worker.version;
       const rate = (worker.tokens / Math.max(1, now - worker.since)) * 1000;
-      const doing = said?.error ? said.error.split("\n")[0].slice(0, 60) : worker.draining ? "draining" : (info.doing ?? "");
+      const doing = said?.error ? said.error.split("\n")[0].slice(0, 60) : worker.draining ? "draining" : String(info.doing ?? "");
       const values = [
         worker.worker,
         version === null || version === undefined ? "–" : `v${version}`,
         count(worker.claims),
         count(worker.completed),
-        count(info.tokens_per_s ?? rate),
+        count(Number.isFinite(info.tokens_per_s) ? info.tokens_per_s : rate),
         duration((now - worker.since) / 1000),
         doing,
       ];
@@ -112,7 +112,7 @@ function drainCell() {
 
 function readInfo(text) {
   try {
-    return JSON.parse(text);
+    return Object(JSON.parse(text)); // null and numbers are no objects
   } catch {
     return {}; // a worker may say what it likes of itself
   }
