@@ -182,8 +182,10 @@ def test_the_panels_tell_what_the_run_knows(shown: Shown, sched: Scheduler) -> N
     shown.see("3 PENDING . . . .", "4 PENDING . R:O R:N R:M")
     status = sched.status()
     text = page.locator
-    page.wait_for_function("() => document.querySelector('#running').children.length === 3")
-    assert text("#version").inner_text() == str(status.version)
+    # panels are written a moment after the grid
+    page.wait_for_function("() => document.querySelector('#version').innerText === '3'")
+    assert status.version == 3
+    assert text("#running li").count() == 3
     assert text("#issued").inner_text() == str(status.ledger.issued)
     for name in ("trained", "in_slots", "requeued", "filtered", "discarded", "dead"):
         assert text(f"#ledger-{name} dd").inner_text() == str(getattr(status.ledger, name)), name
