@@ -256,7 +256,10 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
             "prompts",
             f"{ledger.issued} issued = {' + '.join(parts)}" + ("" if ledger.balanced else " IS WRONG"),
         ),
-        ("log-prob difference", f"{_text(summary.logprob_abs_diff_mean, '.2e')} between engine and trainer"),
+        (
+            "log-prob difference",
+            f"{_text(summary.logprob_abs_diff_mean, '.2e')} between engine and trainer with the same weights",
+        ),
         ("time", f"{clock(summary.wall_s)}, {summary.tokens_per_s:,.0f} tokens/s"),
         ("waiting", _waiting(summary)),
         ("scheduler share", f"worker {share(shares.worker)}, trainer {share(shares.trainer)}"),
