@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from roq import NotAllowed, RunConfig, Scheduler
 from roq.backup import export_run, import_run
+from roq.board.feed import RunFeed
 from roq.doctor import examine
 from tests.conftest import Server
 from tests.protocol.play import trajectory
@@ -81,3 +83,15 @@ def test_roles_and_backups(cluster: tuple[str, Path]) -> None:
     lines = {line.name: line for line in examine(url_of("board"), "a", None)}
     assert lines["run"].state == "ok"
     assert lines["user"].text == "roq-board, with the rights of role board"
+    for run in RUNS:
+        assert asyncio.run(board_of(url_of("board"), run)) == 1
+
+
+async def board_of(url: str, run: str) -> int:
+    """The version in a board's look at the whole run."""
+    feed = RunFeed(url, run)
+    try:
+        _, look = await feed._look_at_once()
+    finally:
+        await feed.stop()
+    return look.number("version")
