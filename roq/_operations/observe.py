@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from roq.types import CallStats, SlotStatus
 
 __all__ = ["ObserverOperations"]
 
+_BLOCK_S = 2.0  # one blocking read; shorter than the socket's timeout
 _NEWEST = 20  # pages looked through for the newest event of a kind
 
 
@@ -25,7 +27,7 @@ class ObserverOperations(Steps):
 
     def events(self, after: str, known: int | None, wait_s: float) -> Operation[list[Event]]:
         stream = self.keys["events"]
-        block = ("BLOCK", max(1, round(wait_s * 1000))) if wait_s > 0 else ()
+        block = ("BLOCK", _block_ms(wait_s)) if wait_s > 0 else ()
         page = _events((yield Command(("XREAD", "COUNT", PAGE, *block, "STREAMS", stream, after))))
         while page:
             about = yield Command(("XINFO STREAM", stream))
@@ -95,6 +97,20 @@ class ObserverOperations(Steps):
                 histogram=[(micros / 1e6, count) for micros, count in sorted(counts.items())],
             )
         return found
+
+    def wait(self, signal: int, timeout_s: float, batch: bool) -> Operation[int]:
+        stream, field = ("ready", "ready_signal") if batch else ("signals", "signal")
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            read = ("XREAD", "BLOCK", _block_ms(left), "STREAMS", self.keys[stream], f"{signal}-0")
+            if (yield Command(read)):
+                newest: Any = yield Command(("HGET", self.keys["state"], field))
+                return int(newest)
+        return signal
+
+
+def _block_ms(seconds: float) -> int:
+    return max(1, round(min(seconds, _BLOCK_S) * 1000))
 
 
 def _events(reply: Any) -> list[Event]:
