@@ -403,6 +403,7 @@ class Scheduler:
         """Unregister weights that nobody needs, all but the ``keep`` newest; then delete their files.
 
         Raises:
+            NotReady: no trainer has taken a batch yet.
             Fenced: another trainer has taken over.
         """
         return self._driver.run(self._operations.retire_weights(trainer, keep))

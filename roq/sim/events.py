@@ -1,7 +1,7 @@
 """A real run as its event stream tells it: who generated what, when, and how long each update took.
 
 It reads the events itself: no slot matters here, and following them all with :class:`roq.replay.Replay` takes
-more than twice as long and no fewer lines.
+more than twice as long.
 """
 
 from __future__ import annotations

@@ -52,6 +52,30 @@ def test_headers_name_every_argument_and_refusal(path: Path) -> None:
         assert f"ROQ_{code}" in header[2], f"{code} is missing from the header"
 
 
+REFUSING = {
+    r"groups\.read\(run, args": {"FENCED", "NO_GROUP"},
+    r"groups\.(claimed|running)\(": {"FENCED"},
+    r"groups\.(check_size|keep_prefix)\(": {"INVALID"},
+    r"trainers\.attach\(": {"FENCED"},
+    r"trainers\.require\(": {"FENCED", "NOT_READY"},
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_headers_name_the_refusals_of_what_they_call(path: Path) -> None:
+    header, _, body = path.read_text().partition("]]")
+    expected = {code for call, codes in REFUSING.items() if re.search(call, body) for code in codes}
+    assert {f"ROQ_{code}" for code in expected} <= set(re.findall(r"ROQ_\w+", header))
+
+
+def test_no_helper_is_unused() -> None:
+    """luacheck sees locals only."""
+    text = "\n".join(path.read_text() for path in LUA.rglob("*.lua"))
+    for path in (LUA / "lib").glob("*.lua"):
+        for name in re.findall(r"^function M\.(\w+)", path.read_text(), re.MULTILINE):
+            assert re.search(rf"(?<!function )\b(M|{path.stem})\.{name}\b", text), f"{path.stem}.{name}"
+
+
 def test_error_codes() -> None:
     listed = re.search(r"local codes = \{(.*?)\n\}", (LUA / "lib/refuse.lua").read_text(), re.DOTALL)
     assert listed
