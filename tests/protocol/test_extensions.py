@@ -183,8 +183,8 @@ def test_zero_is_zero_whatever_its_sign(sched: Scheduler) -> None:
     run.admit(0, 2)
     assert run.complete("A", (0.0, -0.0)).status == "filtered"
     keys = list(sched._operations.keys.values())
-    by_hand = sched._driver.redis.execute_command("FCALL", "roq_reserve", len(keys), *keys, "", "w0", "-0", "1")
-    assert b'"v_traj":0,' in by_hand
+    by_hand = ("FCALL", "roq_reserve", len(keys), *keys, "", "w0", "-0", "1")
+    assert b'"v_traj":-0' not in sched._driver.redis.execute_command(*by_hand)
 
 
 def test_group_oversampling_cancels_the_rest(sched: Scheduler) -> None:
