@@ -1,4 +1,4 @@
-"""What both clients share: request identities, errors, retry policy, checks of the server."""
+"""What both drivers share: request identities, errors, retry policy, checks of the server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from roq.errors import (
 )
 
 __all__ = [
-    "BLOCK_S",
     "FAILURES",
     "LANES",
     "LIBRARY_MISSING",
@@ -52,7 +51,6 @@ log = logging.getLogger("roq")
 T = TypeVar("T")
 
 LANES = 64  # for single calls, and as many for a batch of calls: together those of lua/lib/replies.lua
-BLOCK_S = 2.0  # one blocking read; shorter than the socket's timeout
 
 # Error classes that pass by themselves: the server is away, loading, failing over or full.
 _TRANSIENT = (

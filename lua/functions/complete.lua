@@ -17,6 +17,7 @@ Reply:
   finish    when it is finishing: the claim on the group's post-processing, now the caller's (roq_finish)
 Refusals:
   ROQ_FENCED   the claim was superseded; drop the work
+  ROQ_NO_GROUP no such group was ever issued
   ROQ_INVALID  a segment older than the claim or newer than what is published; too much data
 Events: complete, cancelled, finishing, occupy, filtered, discarded
 ]]
@@ -68,7 +69,7 @@ transition.define({
       )
     end
 
-    groups.finish(run, record, args)
+    groups.complete(run, record, args)
     events.log(run, "complete", {
       "group",
       args.group,

@@ -14,6 +14,7 @@ Reply:
   buffer, slot, ready   as of roq_complete
 Refusals:
   ROQ_FENCED   the claim was superseded
+  ROQ_NO_GROUP no such group was ever issued
   ROQ_INVALID  keep is not 0 or 1; not one finite advantage for each complete member
 Events: occupy, filtered, discarded
 ]]
@@ -23,7 +24,7 @@ local function read_advantages(record, given)
   if given == "" then
     return nil
   end
-  local ok, values = pcall(cjson.decode, given)
+  local ok, values = pcall(text.object, given)
   local count = finishing.complete_members(record)
   if not ok or type(values) ~= "table" or #values ~= count then
     refuse.with("INVALID", "group %d needs one advantage for each of its %d members", record.group, count)
@@ -58,7 +59,7 @@ transition.define({
     if args.keep == 0 then
       return { status = groups.retire(run, record, "filter", args.reason) }
     end
-    groups.finished(run, record, advantages)
+    groups.post_processed(run, record, advantages)
     if run.config.max_inflight then
       events.signal(run, "inflight")
     end

@@ -12,6 +12,8 @@ Reply:
   status    "pending", or "dead" when the attempts are used up
 Refusals:
   ROQ_FENCED   the claim was superseded
+  ROQ_NO_GROUP no such group was ever issued
+  ROQ_INVALID  the prefix is too large, or of a claim that has none (member 0)
 Events: release, dead
 ]]
 transition.define({

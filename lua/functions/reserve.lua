@@ -61,7 +61,7 @@ local function lease(run, out, record, worker, version, room, waited)
   return room
 end
 
--- Issue waiting members, oldest groups first, where the group's place stays legal with these weights.
+-- Issue waiting members, those that wait longest first, where the group's place stays legal with these weights.
 local function reissue(run, out, args, room)
   local seen = {}
   local waiting = redis.call("ZRANGE", run.key.pending, "0", text.int(room + PASSED - 1))

@@ -8,7 +8,8 @@ Arguments:
 Reply:
   retired   version, location
 Refusals:
-  ROQ_FENCED   another trainer has taken over
+  ROQ_FENCED     another trainer has taken over
+  ROQ_NOT_READY  no trainer has taken a batch yet
 ]]
 transition.define({
   name = "retire_weights",

@@ -8,6 +8,8 @@ Arguments:
 Reply:    nothing of note
 Refusals:
   ROQ_FENCED   the claim was superseded; stop generating
+  ROQ_NO_GROUP no such group was ever issued
+  ROQ_INVALID  the prefix is too large, or of a claim that has none (member 0)
 ]]
 transition.define({
   name = "save_prefix",

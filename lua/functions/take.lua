@@ -16,7 +16,7 @@ Events: take, trainer_joined, ended, and those of dropped groups and expired lea
 ]]
 local STUCK = 16 -- groups dropped by the stuck timeout in one call
 local STUCK_LOOK = 64 -- groups looked at for it
-local LEFTOVER = 64 -- Reserved groups looked at in one go when a buffer is taken
+local LEFTOVER = 64 -- Reserved groups read with one command when a buffer is taken
 
 -- The reply with a batch: which groups, not their records. Those do not change any more, so the client reads
 -- them in portions (`groups`) without holding the server up.
@@ -36,8 +36,8 @@ local function taken(run, version)
   end
 end
 
--- With over-sampling: Reserved groups left in a buffer that is taken move to a later legal Empty slot,
--- or are cancelled.
+-- With over-sampling: Reserved groups left in a buffer that is taken move to a later legal Empty slot, or are
+-- discarded. All of them in this call, at most S - B: the buffer is gone afterwards.
 local function clear_reserved(run, buffer)
   repeat
     local left = slots.list(run, "reserved", buffer, LEFTOVER)

@@ -8,7 +8,7 @@ local NAME = "^[%w][%w%._%-]*$"
 local function whole(value)
   local number = tonumber(value)
   if number and number >= 0 and number == math.floor(number) and number < 2 ^ 53 then
-    return number
+    return number + 0 -- never -0
   end
 end
 
@@ -31,17 +31,17 @@ local function is_utf8(value)
   return not string.find(value, "[\128-\255]")
 end
 
--- A finite number as text, since cjson would cut it to 14 digits. Equal numbers give equal texts.
+-- A finite number as text, since cjson would cut it to 14 digits. Equal numbers give equal texts, 0 and -0 too.
 function M.float(value)
   local number = tonumber(value)
   if number and number == number and math.abs(number) ~= math.huge then
-    return string.format("%.17g", number)
+    return string.format("%.17g", number + 0)
   end
 end
 
 -- Each kind turns text into a value, or returns nil when the text is not of it.
 local kinds = {
-  -- Bounded: reasons, what workers say of themselves, configurations. Data is `bytes`, with limits of its own.
+  -- Bounded: reasons, locations, what workers say of themselves. Data is `bytes`, whose limits are the caller's.
   text = function(value)
     return #value <= MOST_TEXT and is_utf8(value) and value or nil
   end,

@@ -2,7 +2,8 @@
 
 local M = {}
 
--- Append an event. `fields` is a flat list of names and values; slot moves so far are added to it.
+-- Append an event. `fields` is a flat list of names and values, of which empty values are left out; slot
+-- moves so far are added to it.
 function M.log(run, name, fields)
   local entry = { "event", name }
   for i = 1, #fields, 2 do

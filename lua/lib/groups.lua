@@ -148,8 +148,8 @@ function M.check_size(run, data)
   end
 end
 
--- Keep a finished trajectory.
-function M.finish(run, record, args)
+-- A member is complete: keep its trajectory and end its claim.
+function M.complete(run, record, args)
   local member, name = record.members[args.member], text.member(record.group, args.member)
   unclaim(run, record, args.member)
   if member.prefix then
@@ -173,7 +173,7 @@ function M.keep_prefix(run, args, member)
 end
 
 -- The post-processing of a group is done; `advantages` are those of its complete members, or nil.
-function M.finished(run, record, advantages)
+function M.post_processed(run, record, advantages)
   unclaim(run, record, 0)
   record.finish = nil
   local i = 0
@@ -320,7 +320,7 @@ function M.cancel_hopeless(run)
 end
 
 -- Whether a member has failed as often as it may.
-function M.given_up(run, record, m)
+function M.out_of_attempts(run, record, m)
   return M.part(record, m).failures >= run.config.max_attempts
 end
 

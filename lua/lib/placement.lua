@@ -69,7 +69,7 @@ end
 
 -- Pull Occupied groups forward until no buffer that needs one has an Empty slot before them. One
 -- removal opens one slot, so at most one group moves for each buffer of the window.
-function M.pull_forward(run)
+local function pull_forward(run)
   local last = run.state.version + run.config.eta
   local source = run.state.frontier + 1
   for buffer = run.state.frontier, last do
@@ -100,7 +100,7 @@ function M.remove(run, group)
       slots.move(run, "occupied", last, nil, buffer, last_slot, buffer, slot)
     end
   end
-  M.pull_forward(run)
+  pull_forward(run)
 end
 
 -- PENDING, STUCK or READY.

@@ -4,8 +4,9 @@
 
 local M = {}
 
-local SPAN = 1000000 -- slots of a buffer in the order of places
-local AGES = 1000 -- buffers of one v_traj in the order of versions
+-- Scores are integers below 2^53, which a double holds exactly: nine million versions.
+local SPAN = 1000000 -- above the slots of a buffer
+local AGES = 1000 -- above the buffers of one v_traj
 
 local function place_score(buffer, slot)
   return text.int(buffer * SPAN + slot)
@@ -149,7 +150,8 @@ local function earliest_of(run, v_traj, gap_buffer, gap_slot)
 end
 
 -- The earliest Reserved strictly before a gap whose v_traj still allows the gap's buffer: { group, v_traj,
--- buffer, slot } or nil. One look for each v_traj that can be alive, at most eta + 1.
+-- buffer, slot } or nil. One look for each v_traj that can be alive, at most eta + 1; with over-sampling one
+-- more for every READY buffer that is passed over.
 function M.earliest_movable(run, gap_buffer, gap_slot)
   local best
   for v_traj = math.max(0, gap_buffer - run.config.eta), run.state.version do

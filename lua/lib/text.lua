@@ -26,7 +26,7 @@ function M.array(items)
   return nil
 end
 
--- "3.2" for buffer 3, slot 2: how places are written for people.
+-- "3.2" for buffer 3, slot 2: the name of a place, as a field of `slots` and in events.
 function M.place(buffer, slot)
   return M.int(buffer) .. "." .. M.int(slot)
 end

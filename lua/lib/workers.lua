@@ -21,7 +21,7 @@ function M.write(run, record)
   redis.call("HSET", run.key.workers, record.worker, text.json(record))
 end
 
--- Extend a worker's lease; registers it when it is new. Returns its record.
+-- Extend a worker's lease, and attach it when it is new. Returns its record.
 function M.touch(run, worker)
   if redis.call("ZADD", run.key.heartbeats, text.int(run.now + run.config.lease_ms), worker) == 0 then
     return M.read(run, worker)
@@ -111,7 +111,7 @@ end
 
 -- Remove what describes a worker that holds no claim. One that lost claims may wake and must be told:
 -- its cancellations stay, for the most recent of such workers.
-local function remove(run, worker, told)
+function M.remove(run, worker, told)
   local draining = told and M.read(run, worker).draining
   redis.call("ZREM", run.key.heartbeats, worker)
   redis.call("HDEL", run.key.workers, worker)
@@ -128,12 +128,11 @@ local function remove(run, worker, told)
     redis.call("ZREMRANGEBYLEX", run.key.cancelled, of(oldest))
   end
 end
-M.remove = remove
 
 -- Make one claim of a worker pending again. Returns "pending" or "dead".
 function M.reopen(run, record, m, failed, keep, reason)
   groups.reopen(run, record, m, failed, keep)
-  if failed and groups.given_up(run, record, m) then
+  if failed and groups.out_of_attempts(run, record, m) then
     return groups.retire(run, record, "bury", reason)
   end
   groups.write(run, record)
@@ -171,7 +170,7 @@ function M.reap(run)
       events.signal(run, "expired")
       return true
     end
-    remove(run, worker, true)
+    M.remove(run, worker, true)
     events.log(run, "worker_lost", { "worker", worker })
     events.signal(run, "expired")
   end

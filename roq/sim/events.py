@@ -1,8 +1,12 @@
-"""A real run as its event stream tells it: who generated what, when, and how long each update took."""
+"""A real run as its event stream tells it: who generated what, when, and how long each update took.
+
+It reads the events itself: no slot matters here, and following them all with :class:`roq.replay.Replay` takes
+more than twice as long.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 import msgspec
@@ -127,8 +131,8 @@ class _Replay:
         self.loads: list[float] = []
         self.eta = self.batch_size = 0
         self.started = 0.0
-        # (group, member) -> ordinal, when, to whom
-        self._issued: dict[tuple[int, int], tuple[int, float, str]] = {}
+        # group -> member -> ordinal, when, to whom
+        self._issued: defaultdict[int, dict[int, tuple[int, float, str]]] = defaultdict(dict)
         self._in_flight: Counter[str] = Counter()  # by worker
         self._tokens: Counter[int] = Counter()  # group -> tokens
         self._occupied: dict[int, float] = {}
@@ -143,8 +147,16 @@ class _Replay:
                 self._issue(event, event.time, new=name == "reserve")
             case "complete":
                 self._complete(event, event.time)
+            case "cancelled" | "release" | "expired":
+                for member in event.get("members", event.get("member")).split(","):
+                    self._end(event.number("group"), int(member))
+            case "requeued" | "discarded" | "filtered" | "dead":
+                self._end_all(event.number("group"))
+            case "worker_left" | "worker_lost":
+                self._in_flight.pop(event.get("worker"), None)
             case "occupy":
                 self._occupied[event.number("group")] = event.time
+                self._end_all(event.number("group"))
             case "take":
                 groups = [int(group) for group in event.get("groups").split()]
                 self.batch_size = max(self.batch_size, len(groups))
@@ -163,19 +175,27 @@ class _Replay:
                 self._loaded.add(worker)
                 self.loads.append(at - self._published_at)
         for member in event.get("members").split(","):
-            key = (event.number("group"), int(member))
-            if key in self._issued:
-                self._in_flight[self._issued[key][2]] -= 1
-            self._issued[key] = (event.number("ordinal"), at, worker)
+            self._issued[event.number("group")][int(member)] = (event.number("ordinal"), at, worker)
             self._in_flight[worker] += 1
+
+    def _end(self, group: int, member: int) -> tuple[int, float, str] | None:
+        """A claim is over; what it was, None when it was issued before the log begins."""
+        issued = self._issued[group].pop(member, None)
+        if issued is not None:
+            self._in_flight[issued[2]] -= 1
+        return issued
+
+    def _end_all(self, group: int) -> None:
+        """Nobody works for a group any more."""
+        for _, _, worker in self._issued.pop(group, {}).values():
+            self._in_flight[worker] -= 1
 
     def _complete(self, event: Event, at: float) -> None:
         group, member, tokens = event.number("group"), event.number("member"), event.number("tokens")
-        issued = self._issued.pop((group, member), None)
+        issued = self._end(group, member)
         if issued is None:
-            return  # issued before the log begins
+            return
         ordinal, started, worker = issued
-        self._in_flight[worker] -= 1
         self._tokens[group] += tokens
         self.rolled.append(
             Rolled(

@@ -149,7 +149,7 @@ class _fine:  # noqa: N801
 
 
 def look(sched: Scheduler) -> Snapshot:
-    return Snapshot(sched._redis.execute_command(*wire(sched._operations, Call(VERIFY, ()), "")))
+    return Snapshot(sched._driver.redis.execute_command(*wire(sched._operations, Call(VERIFY, ()), "")))
 
 
 def truth(sched: Scheduler) -> dict[str, Any]:

@@ -328,7 +328,7 @@ def test_a_browser_that_stands_still_costs_nothing(sched: Scheduler, board: Star
     """It is sent no more than its socket takes; another one is served meanwhile."""
     sched.create(RunConfig(eta=1, batch_size=2))
     key = sched._operations.keys["events"]
-    with sched._redis.pipeline(transaction=False) as pipe:
+    with sched._driver.redis.pipeline(transaction=False) as pipe:
         for i in range(15_000):  # 700 bytes each: more than the system's own buffers take
             pipe.xadd(key, {"event": "release", "group": i, "member": 1, "worker": "w0", "reason": "r" * 600})
         newest = pipe.execute()[-1].decode()

@@ -211,7 +211,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 def test_filter(run: tuple[str, str], roq: Roq) -> None:
     url, name = run
     with Scheduler(url, name) as sched:
-        group = int(next(iter(sched._redis.zrange(f"roq:{{{name}}}:occupied", 0, 0))))
+        group = int(next(iter(sched._driver.redis.zrange(f"roq:{{{name}}}:occupied", 0, 0))))
     text = roq("filter", "--redis", url, "--run", name, "--group", group, "--reason", "dirty").stdout
     assert text == f"group {group} is filtered\n"
     again = roq("filter", "--redis", url, "--run", name, "--group", group)

@@ -39,14 +39,14 @@ from tests.protocol.play import trajectory
 def test_a_configuration_built_in_python_is_checked(sched: Scheduler, bad: dict[str, Any]) -> None:
     with pytest.raises((ConfigError, ValueError), match=next(iter(bad))):
         sched.create(RunConfig(**{"eta": 1, "batch_size": 2} | bad))
-    assert not sched._redis.exists(sched._operations.keys["config"])
+    assert not sched._driver.redis.exists(sched._operations.keys["config"])
 
 
 @pytest.mark.parametrize("settings", [{"a.b": None}, {"a.b": {"x": 1}}, {"eta": "7"}])
 def test_settings_are_text_with_a_dot_in_their_names(sched: Scheduler, settings: Any) -> None:
     with pytest.raises(ConfigError):
         sched.create(RunConfig(eta=1, batch_size=2), settings=settings)
-    assert not sched._redis.exists(sched._operations.keys["config"])
+    assert not sched._driver.redis.exists(sched._operations.keys["config"])
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from roq import weight_store
 from roq.config import Run
 from roq.errors import ConfigError
-from roq.weight_store import FolderStore, ObjectStore, StoreFailed, fetch
+from roq.weight_store import FolderStore, ObjectStore, StoreFailed, fetch, weight_store
 
 Store = FolderStore | ObjectStore
 
@@ -21,7 +20,7 @@ Store = FolderStore | ObjectStore
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROQ_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(weight_store, "ATTEMPTS", 2)  # pauses of 1 s instead of 15
+    monkeypatch.setattr("roq.weight_store.remote.ATTEMPTS", 2)  # pauses of 1 s instead of 15
 
 
 @pytest.fixture(params=["folder", "other folder", "file", "s3"])
@@ -33,13 +32,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         "file": lambda: f"file://{tmp_path}/objects/run",
         "s3": lambda: request.getfixturevalue("s3") + "/a/run/",
     }[request.param]()
-    return weight_store.weight_store(Run(name="r", dir=str(tmp_path / "run"), weights=weights))
+    return weight_store(Run(name="r", dir=str(tmp_path / "run"), weights=weights))
 
 
 @pytest.fixture
 def remote(s3: str, tmp_path: Path) -> ObjectStore:
     """A store on the S3 server."""
-    store = weight_store.weight_store(Run(name="r", dir=str(tmp_path / "run"), weights=f"{s3}/run"))
+    store = weight_store(Run(name="r", dir=str(tmp_path / "run"), weights=f"{s3}/run"))
     assert isinstance(store, ObjectStore)
     return store
 
@@ -77,7 +76,7 @@ def test_what_is_put_is_what_is_fetched(store: Store) -> None:
 
 def test_a_trainer_that_sends_weights_keeps_its_copy(s3: str, tmp_path: Path) -> None:
     run = Run(name="r", dir=str(tmp_path / "run"), weights=f"{s3}/run", transfer="gloo")
-    store = weight_store.weight_store(run)
+    store = weight_store(run)
     files = save(store.target(7), 1.0)
     location = store.put(7)
     assert {file.name: file.read_bytes() for file in store.target(7).iterdir()} == files
@@ -200,13 +199,13 @@ def test_a_host_keeps_one_copy_and_none_is_taken_from_under_a_reader(remote: Obj
 def test_a_store_that_is_away_or_refuses(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(name="r", dir=str(tmp_path / "run"), weights=f"{s3}-missing/run")
     with pytest.raises(StoreFailed, match="missing"):
-        weight_store.weight_store(run).probe()
+        weight_store(run).probe()
     import s3fs
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     s3fs.S3FileSystem.clear_instance_cache()
-    store = weight_store.weight_store(Run(name="r", dir=str(tmp_path / "run"), weights=f"{s3}/run"))
+    store = weight_store(Run(name="r", dir=str(tmp_path / "run"), weights=f"{s3}/run"))
     with pytest.raises(StoreFailed, match=r"127\.0\.0\.1:1"):
         store.probe()
     store.discard(f"{s3}/run/v00000001")  # old files can wait
@@ -215,7 +214,7 @@ def test_a_store_that_is_away_or_refuses(s3: str, tmp_path: Path, monkeypatch: p
 def test_a_driver_that_is_missing_is_named(tmp_path: Path) -> None:
     for url, said in (("nosuch://bucket/x", "not known: nosuch"), ("gs://bucket/x", "gcsfs")):
         with pytest.raises(ConfigError, match=f"run.weights = '{url}'.*{said}"):
-            weight_store.weight_store(Run(name="r", dir=str(tmp_path), weights=url))
+            weight_store(Run(name="r", dir=str(tmp_path), weights=url))
 
 
 @pytest.mark.parametrize("url", ["s3://key:secret@bucket/x", "https://h/x?token=1", "/", ""])

@@ -55,7 +55,7 @@ def churn(sched: Scheduler, count: int) -> None:
 
 def added(sched: Scheduler) -> int:
     """Events that the run has ever had."""
-    return sched._redis.xinfo_stream(sched._operations.keys["events"])["entries-added"]
+    return sched._driver.redis.xinfo_stream(sched._operations.keys["events"])["entries-added"]
 
 
 def test_events_are_typed(sched: Scheduler) -> None:

@@ -72,7 +72,7 @@ class Named:
 
     def picture(self) -> list[str]:
         """The buffers of the window, such as "O:A O:D . R:F"."""
-        client: redis.Redis = self.sched._redis
+        client: redis.Redis = self.sched._driver.redis
         keys = self.sched._operations.keys
         size = int(client.hget(keys["config"], "buffer_slots"))
         slots = {place.decode(): text.decode() for place, text in client.hgetall(keys["slots"]).items()}
@@ -99,13 +99,13 @@ def _cycle(rewards: Sequence[float]) -> Iterator[float]:
 
 def expire(sched: Scheduler, *workers: str) -> None:
     """Let the leases of workers run out now, as if time had passed on the server."""
-    client: redis.Redis = sched._redis
+    client: redis.Redis = sched._driver.redis
     for worker in workers:
         assert client.zadd(sched._operations.keys["heartbeats"], {worker: 1}, xx=True, ch=True) == 1
 
 
 def events_of(sched: Scheduler) -> list[tuple[str, dict[str, str]]]:
     """The run's events as they stand in Redis: id, fields."""
-    client: redis.Redis = sched._redis
+    client: redis.Redis = sched._driver.redis
     page = client.xrange(sched._operations.keys["events"])
     return [(i.decode(), {k.decode(): v.decode() for k, v in fields.items()}) for i, fields in page]

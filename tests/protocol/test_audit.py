@@ -29,7 +29,7 @@ def history(sched: Scheduler) -> tuple[Events, Snapshot]:
     run.admit(0, 1)
     assert run.take() == "AB"
     run.publish(1)
-    client = sched._redis
+    client = sched._driver.redis
     keys = sched._operations.keys
     events = [
         {name.decode(): value.decode() for name, value in fields.items()}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
 import roq
-from roq import _functions, _keys
+from roq import AsyncScheduler, Scheduler, _functions, _keys
 from roq._importable import STATE
+from roq._operations import Operations
 from roq.errors import CODES, Refused
 from roq.types import RefusalReason
 
@@ -50,6 +52,30 @@ def test_headers_name_every_argument_and_refusal(path: Path) -> None:
         assert f"ROQ_{code}" in header[2], f"{code} is missing from the header"
 
 
+REFUSING = {
+    r"groups\.read\(run, args": {"FENCED", "NO_GROUP"},
+    r"groups\.(claimed|running)\(": {"FENCED"},
+    r"groups\.(check_size|keep_prefix)\(": {"INVALID"},
+    r"trainers\.attach\(": {"FENCED"},
+    r"trainers\.require\(": {"FENCED", "NOT_READY"},
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_headers_name_the_refusals_of_what_they_call(path: Path) -> None:
+    header, _, body = path.read_text().partition("]]")
+    expected = {code for call, codes in REFUSING.items() if re.search(call, body) for code in codes}
+    assert {f"ROQ_{code}" for code in expected} <= set(re.findall(r"ROQ_\w+", header))
+
+
+def test_no_helper_is_unused() -> None:
+    """luacheck sees locals only."""
+    text = "\n".join(path.read_text() for path in LUA.rglob("*.lua"))
+    for path in (LUA / "lib").glob("*.lua"):
+        for name in re.findall(r"^function M\.(\w+)", path.read_text(), re.MULTILINE):
+            assert re.search(rf"(?<!function )\b(M|{path.stem})\.{name}\b", text), f"{path.stem}.{name}"
+
+
 def test_error_codes() -> None:
     listed = re.search(r"local codes = \{(.*?)\n\}", (LUA / "lib/refuse.lua").read_text(), re.DOTALL)
     assert listed
@@ -68,6 +94,31 @@ def test_refusal_reasons() -> None:
     text = (LUA / "functions/reserve.lua").read_text()
     said = set(re.findall(r'(?:return|refused =) "(\w+)"', text))
     assert said == set(RefusalReason.__args__)
+
+
+PUBLIC = sorted(name for name in dir(Scheduler) if not name.startswith("_"))
+
+
+@pytest.mark.parametrize("name", [n for n in PUBLIC if n != "close"])
+def test_both_clients_take_and_give_the_same(name: str) -> None:
+    blocking, awaited = getattr(Scheduler, name), getattr(AsyncScheduler, name)
+    assert inspect.iscoroutinefunction(awaited)
+    assert inspect.signature(blocking) == inspect.signature(awaited)
+    assert awaited.__doc__ == f"As :meth:`Scheduler.{name}`."
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    awaited = {name for name in dir(AsyncScheduler) if not name.startswith("_")}
+    assert awaited == {*PUBLIC, "aclose"} - {"close"}
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"version"}))
+def test_a_transition_has_one_name_from_the_lua_to_the_test(name: str) -> None:
+    """``version`` is the drivers' own: it is asked for before the first call."""
+    assert hasattr(Operations, name)
+    assert name in PUBLIC
+    tests = [path.read_text() for path in Path(__file__).parent.glob("test_*.py")]
+    assert any(f".{name}(" in text for text in tests)
 
 
 def test_public_names_exist() -> None:

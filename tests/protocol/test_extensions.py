@@ -177,6 +177,16 @@ def test_equal_rewards_are_equal_whatever_their_digits(sched: Scheduler, reward:
     assert batch.groups[0].members[0].reward == reward
 
 
+def test_zero_is_zero_whatever_its_sign(sched: Scheduler) -> None:
+    """-0.0, which a reward of ``-penalty * 0`` is, equals 0.0."""
+    run = Named(sched, RunConfig(eta=1, batch_size=1, group_size=2, filter_zero_variance=True))
+    run.admit(0, 2)
+    assert run.complete("A", (0.0, -0.0)).status == "filtered"
+    keys = list(sched._operations.keys.values())
+    by_hand = ("FCALL", "roq_reserve", len(keys), *keys, "", "w0", "-0", "1")
+    assert b'"v_traj":-0' not in sched._driver.redis.execute_command(*by_hand)
+
+
 def test_group_oversampling_cancels_the_rest(sched: Scheduler) -> None:
     """7.5: the first G members make the group."""
     run = Named(sched, RunConfig(eta=1, batch_size=2, group_size=2, group_candidates=4))

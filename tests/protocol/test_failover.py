@@ -206,7 +206,7 @@ def test_cluster_failover(cluster: tuple[str, Fleet]) -> None:
         sched.create(CONFIG)
         play(sched, 3)
         held = sched.reserve("w1", 3, 2).reservations
-        owner = sched._redis.get_node_from_key(sched._operations.keys["state"])
+        owner = sched._driver.redis.get_node_from_key(sched._operations.keys["state"])
         assert fleet.client(owner.port).wait(1, 5000) == 1
         fleet.kill(owner.port)
         for claim in held:
@@ -223,7 +223,7 @@ async def test_cluster_failover_of_the_async_client(cluster: tuple[str, Fleet]) 
     async with AsyncScheduler(url, "test", retry_s=30) as sched:
         await sched.create(CONFIG)
         held = (await sched.reserve("w1", 0, 3)).reservations
-        owner = sched._redis.get_node_from_key(sched._operations.keys["state"])
+        owner = sched._driver.redis.get_node_from_key(sched._operations.keys["state"])
         assert fleet.client(owner.port).wait(1, 5000) == 1
         fleet.kill(owner.port)
         done = await sched.complete_many([(claim, trajectory()) for claim in held])

@@ -157,7 +157,7 @@ def test_advantages_typed_by_hand(sched: Scheduler, advantages: str) -> None:
     values = ("", str(claim.group), str(claim.token), claim.worker, "1", "", advantages)
     keys = list(sched._operations.keys.values())
     with pytest.raises(Exception, match="ROQ_INVALID"):
-        sched._redis.execute_command("FCALL", "roq_finish", len(keys), *keys, *values)
+        sched._driver.redis.execute_command("FCALL", "roq_finish", len(keys), *keys, *values)
     assert sched.finish(claim).status == "occupied"
 
 

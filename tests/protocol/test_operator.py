@@ -133,14 +133,16 @@ def test_texts_have_a_limit(sched: Scheduler) -> None:
     sched.create(RunConfig(eta=1, batch_size=2))
     keys = list(sched._operations.keys.values())
     with pytest.raises(redis.ResponseError, match=r"ROQ_INVALID.*at most 65536"):
-        sched._redis.execute_command("FCALL", "roq_renew", len(keys), *keys, "w0", "0", "x" * 70_000, "0")
+        sched._driver.redis.execute_command(
+            "FCALL", "roq_renew", len(keys), *keys, "w0", "0", "x" * 70_000, "0"
+        )
     assert sched.status().workers == []
 
 
 def raw(sched: Scheduler, function: str, *values: str | int | bytes) -> None:
     """A call typed by hand, without the client's checks."""
     keys = list(sched._operations.keys.values())
-    sched._redis.execute_command("FCALL", f"roq_{function}", len(keys), *keys, *values)
+    sched._driver.redis.execute_command("FCALL", f"roq_{function}", len(keys), *keys, *values)
 
 
 def test_reasons_typed_by_hand(sched: Scheduler) -> None:

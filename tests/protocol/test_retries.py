@@ -262,13 +262,6 @@ async def test_async_client_loses_nothing_when_a_call_is_cancelled(server: Serve
         assert await sched.verify() == []
 
 
-async def test_async_client_has_the_same_methods() -> None:
-    public = {name for name in dir(Scheduler) if not name.startswith("_")}
-    assert {name for name in dir(AsyncScheduler) if not name.startswith("_")} == (public - {"close"}) | {
-        "aclose"
-    }
-
-
 async def test_async_errors(server: Server) -> None:
     async with AsyncScheduler(server.url, "test") as sched:
         await sched.create(CONFIG)

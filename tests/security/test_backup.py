@@ -21,6 +21,7 @@ from roq import (
     Scheduler,
     UnknownRun,
     UnsuitableServer,
+    _backup_file,
     _library,
     backup,
 )
@@ -109,18 +110,18 @@ def test_while_the_run_goes_on(server: Server, tmp_path: Path, monkeypatch: pyte
             sched.checkpointed(version + 1, "t0")
 
         step(0)
-        add, version, tries = backup._Writer.add, 1, 0
+        add, version, tries = _backup_file.Writer.add, 1, 0
 
         def add_and_train(writer: Any, frame: Any) -> None:
             nonlocal version, tries
             add(writer, frame)
-            if isinstance(frame, backup.Header):
+            if isinstance(frame, _backup_file.Header):
                 tries += 1
                 if tries < 3:
                     step(version)
                     version += 1
 
-        monkeypatch.setattr(backup._Writer, "add", add_and_train)
+        monkeypatch.setattr(_backup_file.Writer, "add", add_and_train)
         done = export_run(server.url, "test", tmp_path / "run.roq")
         assert (tries, done.version) == (3, version)
         monkeypatch.setattr(backup, "_TRIES", 2)
@@ -297,7 +298,7 @@ def framed(*frames: Any) -> bytes:
 
 def whole(*frames: Any) -> bytes:
     data = framed(*frames)
-    return data + framed(backup._End(hashlib.sha256(data).hexdigest()))
+    return data + framed(_backup_file.End(hashlib.sha256(data).hexdigest()))
 
 
 def nested(depth: int) -> bytes:
@@ -305,7 +306,7 @@ def nested(depth: int) -> bytes:
     return start + b"\x91" * depth + b"\xc0"
 
 
-HEADER = backup.Header(roq_export=1, run="made", library="1 0123456789ab", version=0, at=0.0)
+HEADER = _backup_file.Header(roq_export=1, run="made", library="1 0123456789ab", version=0, at=0.0)
 BAD_PARTS: list[tuple[str, list[Any]]] = [
     ("slots", [1, 2]),
     ("slots", [[b"a"]]),
@@ -345,14 +346,14 @@ def frames(server: Server, tmp_path: Path) -> list[Any]:
     some_run(server, 30)
     export_run(server.url, "test", tmp_path / "good.roq")
     server.redis.flushall()
-    parts = list(backup._parts(tmp_path / "good.roq"))
+    parts = list(_backup_file.parts(tmp_path / "good.roq"))
     return [read_header(tmp_path / "good.roq"), *parts]
 
 
 def test_parts_that_no_run_has(server: Server, frames: list[Any], tmp_path: Path) -> None:
     file = tmp_path / "made.roq"
     for key, items in BAD_PARTS:
-        file.write_bytes(whole(*frames, backup._Part(key, items)))
+        file.write_bytes(whole(*frames, _backup_file.Part(key, items)))
         with pytest.raises(ConfigError, match=r"made\.roq"):
             import_run(server.url, file)
         assert server.redis.dbsize() == 0, (key, items)
@@ -365,7 +366,7 @@ def test_parts_that_no_run_has(server: Server, frames: list[Any], tmp_path: Path
     for key, fields in needed.items():
         (part,) = (part for part in frames if getattr(part, "key", "") == key)
         for field in fields:
-            less = backup._Part(key, [item for item in part.items if item[0] != field.encode()])
+            less = _backup_file.Part(key, [item for item in part.items if item[0] != field.encode()])
             file.write_bytes(whole(*(less if frame is part else frame for frame in frames)))
             with pytest.raises(ConfigError, match="holds no run that could go on"):
                 import_run(server.url, file)

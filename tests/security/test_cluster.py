@@ -75,7 +75,7 @@ def test_roles_and_backups(cluster: tuple[str, Path]) -> None:
             before = admin.status()
             trainer.publish(1, "w", "t0")
             keys = admin._operations.keys
-            admin._redis.delete(*keys.values())
+            admin._driver.redis.delete(*keys.values())
             import_run(url_of("admin"), folder / f"{run}.roq")
             assert admin.verify() == []
             assert admin.status().ledger == before.ledger

@@ -258,7 +258,7 @@ def test_before_a_run(job: Job, folder: Path, durable: Server) -> None:  # noqa:
 
 def test_an_object_store(job: Job, folder: Path, durable: Server, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Written to, and the newest version looked at; by fsspec's own local store."""
-    monkeypatch.setattr("roq.weight_store.ATTEMPTS", 1)
+    monkeypatch.setattr("roq.weight_store.remote.ATTEMPTS", 1)
     there = f"file://{folder}/objects"
     loaded = load_job(job(redis__url=durable.url, run__weights=there))
     with Scheduler(durable.url, "demo") as sched:

@@ -130,7 +130,7 @@ NOBODY = (
 
 @pytest.mark.parametrize("role", ROLES)
 def test_nobody(role: str, acting_as: As) -> None:
-    client = acting_as(role)._redis
+    client = acting_as(role)._driver.redis
     for command in NOBODY:
         with pytest.raises(redis.exceptions.NoPermissionError):
             client.execute_command(*command.split())
@@ -139,7 +139,7 @@ def test_nobody(role: str, acting_as: As) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_what_a_role_may_not_write_by_hand(role: str, server: Server, acting_as: As) -> None:
     acting_as("admin").create(CONFIG, weights="w")
-    client = acting_as(role)._redis
+    client = acting_as(role)._driver.redis
     keys = acting_as(role)._operations.keys
     for name in _NEVER_WRITES.get(role, tuple(keys)):
         for command in ("HSET", "HDEL"):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from roq.errors import ConfigError
-from roq.history import read_archive
+from roq.history import Event, read_archive
 from roq.sim.calibrate import calibrate, cost_toml
 from roq.sim.cost import CostModel, RolloutCost, TrainerCost
 from roq.sim.events import RealRun, Rolled, Update
@@ -37,6 +37,39 @@ def test_the_events_are_read_as_they_are() -> None:
     assert sum(update.response_tokens for update in run.updates[:2]) == 991 + 791
     assert len(run.rolled) == 48 * 16 * 8
     assert all(r.finished > r.started for r in run.rolled)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"event": "cancelled", "group": "2", "members": "1"},
+        {"event": "release", "group": "2", "member": "1", "worker": "w1"},
+        {"event": "expired", "group": "2", "member": "1", "worker": "w1"},
+        {"event": "requeued", "group": "2", "ordinal": "1"},
+        {"event": "discarded", "group": "2", "ordinal": "1"},
+        {"event": "filtered", "group": "2", "ordinal": "1"},
+        {"event": "dead", "group": "2", "ordinal": "1"},
+    ],
+    ids=lambda end: end["event"],
+)
+def test_a_worker_whose_claim_has_ended_is_idle(end: dict[str, str]) -> None:
+    """It shows when the next version is published: nothing was in its way to load the last one."""
+    claim = {"event": "reserve", "members": "1", "v_traj": "0"}
+    told = [
+        claim | {"group": "1", "ordinal": "0", "at": "0.1", "worker": "w0"},
+        claim | {"group": "2", "ordinal": "1", "at": "1.1", "worker": "w1"},
+        claim | {"group": "3", "ordinal": "2", "at": "1.2", "worker": "gone"},
+        {"event": "complete", "group": "1", "member": "1", "worker": "w0", "tokens": "5", "reward": "0"},
+        {"event": "occupy", "group": "1", "ordinal": "0", "at": "0.1", "v_traj": "0"},
+        {"event": "take", "version": "0", "groups": "1"},
+        {"event": "publish", "version": "1"},
+        end,
+        {"event": "expired", "group": "3", "member": "1", "worker": "gone"},
+        {"event": "worker_lost", "worker": "gone"},
+        {"event": "publish", "version": "2"},
+    ]
+    run = RealRun.replay(Event(f"{time}000-0", fields) for time, fields in enumerate(told))
+    assert run.loads == [4.0, 4.0]  # w0 and w1
 
 
 def test_known_costs_are_found_again(url: str) -> None:

@@ -1,0 +1,142 @@
+"""Weights in an object store: what the trainer does with them."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from roq.weight_store.folder import FolderStore, version_in
+from roq.weight_store.remote import (
+    MANIFEST,
+    File,
+    Lost,
+    Manifest,
+    StoreFailed,
+    digest,
+    open_url,
+    parallel,
+    persist,
+    read_manifest,
+    remove,
+)
+
+__all__ = ["ObjectStore"]
+
+
+class ObjectStore:
+    """Versions as objects under ``url``; ``local`` is where the trainer exports a version before it is put.
+
+    With ``keep`` a version stays in ``local`` too until it is discarded, for a trainer that sends it.
+
+    Raises:
+        ConfigError: fsspec, or its driver for this kind of URL, is not installed here.
+    """
+
+    def __init__(self, url: str, local: Path, *, keep: bool = False) -> None:
+        self.url = url.rstrip("/")
+        self._keep = keep
+        self._local = FolderStore(local)
+        self._fs, self._root = open_url(self.url)
+
+    def target(self, version: int) -> Path:
+        """The local folder that a version is exported to."""
+        return self._local.target(version)
+
+    def put(self, version: int) -> str:
+        """Store what is in :meth:`target`; returns its location. Blocks, and retries.
+
+        Raises:
+            StoreFailed: the store did not take it.
+        """
+        source = self.target(version)
+        location = f"{self.url}/{source.name}"
+        persist(location, lambda: self._put(source, f"{self._root}/{source.name}"))
+        if not self._keep:
+            shutil.rmtree(source, ignore_errors=True)
+        return location
+
+    def _put(self, source: Path, prefix: str) -> None:
+        remove(self._fs, [f"{prefix}/{MANIFEST}"])  # a version written again is no version meanwhile
+
+        def put(file: Path) -> tuple[str, File]:
+            entry = File(file.stat().st_size, digest(file))
+            self._fs.put_file(str(file), f"{prefix}/{file.name}")
+            return file.name, entry
+
+        manifest = Manifest(dict(parallel(put, sorted(source.iterdir()))))
+        self._fs.pipe_file(f"{prefix}/{MANIFEST}", msgspec.json.encode(manifest))
+
+    def is_whole(self, version: int) -> bool:
+        """Whether a version's manifest is there and all objects have the size that it says.
+
+        Raises:
+            StoreFailed: the store does not answer.
+        """
+        name = self.target(version).name
+        prefix = f"{self._root}/{name}"
+
+        def look() -> bool:
+            self._fs.invalidate_cache()
+            manifest = read_manifest(self._fs, prefix)
+            sizes = parallel(lambda file: self._fs.size(f"{prefix}/{file}"), manifest.files)
+            return sizes == [file.bytes for file in manifest.files.values()]
+
+        try:
+            return persist(f"{self.url}/{name}", look)
+        except Lost:
+            return False
+
+    def stored(self) -> dict[int, str]:
+        """The versions that are there, whole or not, and where.
+
+        Raises:
+            StoreFailed: the store does not answer.
+        """
+
+        def look() -> list[str]:
+            self._fs.invalidate_cache()
+            try:
+                return self._fs.ls(self._root, detail=False)
+            except FileNotFoundError:
+                return []  # nothing was ever put there
+
+        names = [path.rstrip("/").rpartition("/")[2] for path in persist(self.url, look)]
+        return {v: f"{self.url}/{name}" for name in names if (v := version_in(name)) is not None}
+
+    def discard(self, location: str) -> None:
+        """Delete a version; a location outside this store is left alone, and so is a store that is away."""
+        if location.rpartition("/")[0] != self.url:
+            return
+        name = location.rpartition("/")[2]
+        self._local.discard(str(self._local.root / name))
+        prefix = f"{self._root}/{name}"
+        try:
+            # The manifest goes first: what is half deleted is no version.
+            remove(self._fs, [f"{prefix}/{MANIFEST}"])
+            self._fs.rm(prefix, recursive=True)
+        except Exception:  # noqa: BLE001 - drivers' errors share no base class; old files harm nobody
+            return
+
+    def clean(self) -> None:
+        """Delete what a trainer left on its disk that died before a version was stored."""
+        shutil.rmtree(self._local.root, ignore_errors=True)
+
+    def probe(self) -> None:
+        """Write, read back and delete a small object.
+
+        Raises:
+            StoreFailed: that does not work from here.
+        """
+        path = f"{self._root}/.probe-{secrets.token_hex(4)}"
+
+        def probe() -> None:
+            self._fs.pipe_file(path, b"roq")
+            found = self._fs.cat_file(path)
+            remove(self._fs, [path])
+            if found != b"roq":
+                raise StoreFailed(f"{self.url}: gave something else than was put there")
+
+        persist(self.url, probe)
