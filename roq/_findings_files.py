@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,12 @@ from roq._text import size
 from roq.checks import check_model, check_weights
 from roq.config import Job
 from roq.errors import RoqError
+from roq.types import WeightsRef
 from roq.weight_store import FolderStore, is_url, weight_store
 
 __all__ = ["files", "model", "weights"]
+
+REACH_S = 3.0  # for a trainer that sends weights
 
 
 def model(job: Job) -> Finding:
@@ -27,15 +31,38 @@ def model(job: Job) -> Finding:
     return ok("model", job.model.path)
 
 
-def weights(location: str | None, version: int, job: Job | None) -> Finding:
-    """The newest published version, as a worker on this host would find it."""
-    if not location:
-        return warn("weights", "where the newest are is not in the run's events any more")
+def weights(newest: WeightsRef | None, job: Job | None) -> Finding:
+    """The newest published version, as a worker on this host would get it."""
+    if newest is None or not newest.location:
+        return warn("weights", "where the newest are is not registered; the run was published to by hand")
+    stored = _stored(newest, job)
+    if not newest.sender:
+        return stored
+    sender = newest.sender.rpartition("/")[0]  # without the secret
+    if _is_reached(sender):
+        if stored.state == "ok":
+            return ok("weights", f"{stored.text}; the trainer sends them too, from {sender}")
+        return ok("weights", f"sent by the trainer from {sender}, which is reached; as files: {stored.text}")
+    lost = f"the trainer sends them from {sender}, which is not reached from here (ROQ_TRAINER_ADDRESS)"
+    return warn("weights", f"{lost}; {stored.text}") if stored.state == "ok" else fail("weights", lost)
+
+
+def _is_reached(place: str) -> bool:
+    host, _, port = place.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _stored(newest: WeightsRef, job: Job | None) -> Finding:
+    location = newest.location
     if is_url(location):
         if job is None:
             return warn("weights", f"{location}: the run has no job that names its store, so it is not read")
         try:
-            whole = weight_store(job.run).is_whole(version)
+            whole = weight_store(job.run).is_whole(newest.version)
         except RoqError as error:
             return fail("weights", str(error))
         if not whole:

@@ -64,7 +64,7 @@ def examine(url: str | None, run: str | None, job: Job | None) -> Iterator[Findi
                 try:
                     status, job = scheduler.status(), job or _job_of(scheduler)
                     broken = scheduler.verify()
-                    published = scheduler.newest_event("publish")
+                    newest = next((w for w in scheduler.weights() if w.version == status.version), None)
                 except UnknownRun:
                     yield warn("run", f"{run} is not created on this server yet; roq init creates it")
                 except RoqError as error:
@@ -73,8 +73,7 @@ def examine(url: str | None, run: str | None, job: Job | None) -> Iterator[Findi
                     yield _run(status, broken)
                     yield from _processes(status)
                     if status.version > 0:
-                        location = published.fields.get("weights") if published else None
-                        yield files.weights(location, status.version, job)
+                        yield files.weights(newest, job)
         yield server.memory(info, job, status)
     if job is not None:
         yield from files.files(job)

@@ -97,8 +97,9 @@ class TrainerOperations(Steps):
 
     def weights(self) -> Operation[list[WeightsRef]]:
         found = pairs((yield Command(("HGETALL", self.keys["weights"]))))
+        sender = ((yield Command(("HGET", self.keys["state"], "sender"))) or b"").decode()
         versions = sorted((int(version), location) for version, location in found.items())
-        return [WeightsRef(version=version, location=location) for version, location in versions]
+        return [WeightsRef(version=version, location=where, sender=sender) for version, where in versions]
 
     def retire_weights(self, trainer: str, keep: int) -> Operation[list[WeightsRef]]:
         reply = yield from self._ask(f.RETIRE_WEIGHTS, _Retired, trainer, keep)

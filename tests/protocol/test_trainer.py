@@ -230,6 +230,7 @@ def test_a_sender_is_told_to_workers_until_another_trainer_takes_over(sched: Sch
     assert sched.pin("w0").sender == ""
     sched.serve("h:1/s", "t0")
     assert sched.pin("w0").sender == sched.pin("w0", version=0).sender == "h:1/s"
+    assert [w.sender for w in sched.weights()] == ["h:1/s", "h:1/s"]
     with pytest.raises(Invalid, match="513 bytes is longer than 512"):
         sched.serve("x" * 513, "t0")
     fill(sched, 1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,13 @@ def test_what_is_wrong_with_a_run(server: Server, tmp_path: Path, monkeypatch: p
             sched.publish(version + 1, location, "t0")
             assert line("weights").state == state
             assert said in line("weights").text
+        with socket.create_server(("127.0.0.1", 0)) as sender:
+            there = f"127.0.0.1:{sender.getsockname()[1]}"
+            sched.serve(f"{there}/secret", "t0")
+            assert (line("weights").state, "secret" in line("weights").text) == ("ok", False)
+            assert f"sent by the trainer from {there}, which is reached" in line("weights").text
+        assert line("weights").state == "failed"
+        assert f"the trainer sends them from {there}, which is not reached" in line("weights").text
         sched.reserve("w0", 3, 1)
         monkeypatch.setattr(doctor, "SILENT_S", -1)
         assert "start it again" in line("trainer").text
