@@ -14,8 +14,9 @@ Needs torch, which the rest of ``roq`` does not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import torch
@@ -44,10 +45,12 @@ __all__ = [
     "split_address",
 ]
 
-BUCKET_BYTES = 256 << 20  # what a sender puts together at most
+BUCKET_BYTES = 64 << 20  # what a sender puts together at most; two are under way
 LINE_BYTES = 64 << 20  # the offer of a model with a million tensors
 TIMEOUT = timedelta(seconds=60)  # for the others of a group to come, and for one buffer
 _ALIGNED = 16  # bytes: a tensor in a buffer is viewed as its own type
+
+T = TypeVar("T")
 
 _DTYPES = {
     "float32": torch.float32,
@@ -172,8 +175,7 @@ class Group:
     def broadcast(self, buffer: torch.Tensor) -> None:
         """From rank 0 to all others; ``buffer`` may be used again when this returns."""
         self._group.broadcast(buffer, 0).wait()
-        if buffer.is_cuda:
-            torch.cuda.current_stream().synchronize()
+        _synchronize(buffer.device)
 
     def close(self) -> None:
         """Leave; those who wait in the group fail."""
@@ -217,13 +219,19 @@ def _part(buffer: torch.Tensor, tensor: Tensor, offset: int) -> torch.Tensor:
     return buffer[offset : offset + tensor.bytes].view(_dtype(tensor)).view(tensor.shape)
 
 
-def send(group: Group, source: Mapping[str, torch.Tensor], offer: Offer, device: torch.device) -> int:
-    """Broadcast what was offered; returns the bytes sent."""
-    sent = 0
+def _pack(source: Mapping[str, torch.Tensor], offer: Offer, device: torch.device) -> Iterator[torch.Tensor]:
     for bucket in buckets(offer.tensors, offer.bucket):
         buffer = _buffer(bucket, device)
         for tensor, offset in bucket:
             _part(buffer, tensor, offset).copy_(source[tensor.name])
+        _synchronize(device)
+        yield buffer
+
+
+def send(group: Group, source: Mapping[str, torch.Tensor], offer: Offer, device: torch.device) -> int:
+    """Broadcast what was offered; returns the bytes sent."""
+    sent = 0
+    for buffer in _ahead(_pack(source, offer, device)):
         group.broadcast(buffer)
         sent += buffer.numel()
     return sent
@@ -231,10 +239,32 @@ def send(group: Group, source: Mapping[str, torch.Tensor], offer: Offer, device:
 
 def receive(group: Group, offer: Offer, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
     """What :func:`send` sends. The tensors stay valid: every buffer is a new one."""
-    for bucket in buckets(offer.tensors, offer.bucket):
-        buffer = _buffer(bucket, device)
-        group.broadcast(buffer)
+
+    def buffers() -> Iterator[tuple[list[tuple[Tensor, int]], torch.Tensor]]:
+        for bucket in buckets(offer.tensors, offer.bucket):
+            buffer = _buffer(bucket, device)
+            group.broadcast(buffer)
+            yield bucket, buffer
+
+    for bucket, buffer in _ahead(buffers()):
         yield from ((tensor.name, _part(buffer, tensor, offset)) for tensor, offset in bucket)
+
+
+def _ahead(items: Iterator[T]) -> Iterator[T]:
+    """``items``, each made in another thread while the one before it is in use."""
+    with ThreadPoolExecutor(1, thread_name_prefix="transfer") as pool:
+        following = pool.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, items, None)
+            yield item
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+# ---- lines ---------------------------------------------------------------------------------------
 
 
 def decode(line: bytes, kind: type[Any]) -> Any:

@@ -10,7 +10,8 @@ Not yet run on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -90,18 +91,17 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
 
     def receive_weights(self, update_info: Source) -> None:
         tensors = _read(Path(update_info.path)) if update_info.path else self._received(update_info.offer)
-        try:
-            # model.load_weights alone fails where layers are repacked after loading (oneDNN, quantized).
-            reload_weights(
-                self.vllm_config, self.model, tensors, weights_path=None, is_checkpoint_format=True
-            )
-        except BaseException:
-            # What came stays counted per layer, and would be taken for a part of the next update.
-            finalize_layerwise_reload(self.model, self.model_config)
-            raise
+        with closing(tensors):
+            try:
+                # model.load_weights alone fails where layers are repacked after loading (oneDNN, quantized).
+                reload_weights(self.vllm_config, self.model, tensors, None, is_checkpoint_format=True)
+            except BaseException:
+                # What came stays counted per layer, and would be taken for a part of the next update.
+                finalize_layerwise_reload(self.model, self.model_config)
+                raise
         _cpu.refresh_tied_head(self.model)
 
-    def _received(self, offer: bytes) -> Iterator[tuple[str, torch.Tensor]]:
+    def _received(self, offer: bytes) -> Generator[tuple[str, torch.Tensor]]:
         assert self._group is not None, "init_transfer_engine comes first"
         try:
             expected = msgspec.json.decode(offer, type=transfer.Offer)
@@ -116,7 +116,7 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
             group.close()
 
 
-def _read(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def _read(folder: Path) -> Generator[tuple[str, torch.Tensor]]:
     # All files are opened (mapped) before the first write: deleting them later does no harm.
     files = [safe_open(file, framework="pt") for file in sorted(folder.glob("*.safetensors"))]
     for file in files:
