@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 
-__all__ = ["die_with_parent", "watch_parent"]
+from roq.processes import start_mark
+
+__all__ = ["die_with_parent", "end_with", "watch_parent"]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -32,10 +34,19 @@ def die_with_parent() -> None:
 def watch_parent(every_s: float = 1.0) -> None:
     """End this process soon after its parent is gone, whichever thread of it started us."""
     parent = os.getppid()
+    end_with(parent, start_mark(parent), every_s)
+
+
+def end_with(pid: int, mark: str | None, every_s: float = 1.0) -> None:
+    """End this process soon after another one is gone.
+
+    Args:
+        pid, mark: the process, and when it started (:func:`roq.processes.start_mark`); None if it was gone.
+    """
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while mark is not None and start_mark(pid) == mark:
             time.sleep(every_s)
         os._exit(1)
 
-    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+    threading.Thread(target=watch, name="end-with", daemon=True).start()

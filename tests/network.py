@@ -22,7 +22,9 @@ from roq.acl import ROLES, acl_file
 from tests.cli.conftest import environment
 from tests.conftest import server_binary
 
-ADDRESS = {"redis": "10.213.77.1", "one": "10.213.77.2", "two": "10.213.77.3", "train": "10.213.77.4"}
+ADDRESS = {
+    name: f"10.213.77.{last}" for last, name in enumerate(("redis", "one", "two", "train", "train2"), 1)
+}
 
 
 def ip(*words: str) -> None:

@@ -49,6 +49,7 @@ lr = 1e-4
 micro_batch_size = 16
 max_seq_tokens = 192
 checkpoint_every = 2
+{trainer}
 """
 
 

@@ -1,7 +1,8 @@
 """Real engines and the real trainer on hosts of their own, which share no disk: weights are sent (gloo).
 
-Two workers, the trainer and Redis (TLS, a user for each role) in four network namespaces. The workers see the
-base model, but nothing that the trainer writes. The process that sends weights and the trainer are killed.
+Two workers, a trainer of two nodes (torchrun) and Redis (TLS, a user for each role), each in a network
+namespace of its own. The workers see the base model, but nothing that the trainer writes. The process that
+sends weights is killed, and then a node of the trainer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from roq import Scheduler
 from roq.acl import ROLES
 from tests.cli.conftest import environment
 from tests.e2e.conftest import JOB, until
-from tests.network import Deployment, Network, network
+from tests.network import ADDRESS, Deployment, Network, network
 
 __all__ = ["network"]
 
@@ -39,7 +40,8 @@ class Hosts(Deployment):
         (folder / "run").mkdir()
         job = folder / "job.toml"
         settings = {"steps": STEPS, "workers": 2, "lease_s": 5, "kv": "recompute", "batch": 4, "protocol": ""}
-        text = JOB.format(**settings, transfer="gloo").replace('name = "e2e"', 'name = "net"')
+        settings |= {"transfer": "gloo", "trainer": "data_parallel = 2"}
+        text = JOB.format(**settings).replace('name = "e2e"', 'name = "net"')
         job.write_text(text + f"\n[redis]\nurl = {json.dumps(self.url('admin'))}\n")
         init = self.network.start(
             "train",
@@ -57,8 +59,23 @@ class Hosts(Deployment):
         self.start(host, host, "sh", "-c", hide, "sh", *program, "--name-prefix", host)
 
     def trainer(self) -> None:
-        program = [sys.executable, "-m", "roq_trainer", "--redis", self.url("trainer"), "--run", "net"]
-        self.start("train", "train", *program)
+        """On two nodes: the same command on each, but for its own address."""
+        job = ["roq_trainer", "--redis", self.url("trainer"), "--run", "net"]
+        meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESS['train']}:29400"]
+        for node in ("train", "train2"):
+            run = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+            # Names resolve nowhere here, so torchrun must be told which node it is.
+            run += [*meet, "--local-addr", ADDRESS[node], "--rdzv-conf", f"is_host={int(node == 'train')}"]
+            run += ["-m", "--", *job]
+            self.start(node, node, "env", "GLOO_SOCKET_IFNAME=eth", *run)
+
+    def sender(self) -> psutil.Process:
+        """The process beside rank 0, on whichever node that is."""
+        nodes = [psutil.Process(self.processes[node].pid) for node in ("train", "train2")]
+        family = [child for node in nodes for child in node.children(recursive=True)]
+        family = [child for child in family if child.status() != psutil.STATUS_ZOMBIE]
+        (sender,) = [child for child in family if "roq_trainer.sender" in child.cmdline()]
+        return sender
 
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -86,11 +103,7 @@ def test_hosts_that_share_no_disk(hosts: Hosts) -> None:
         hosts.trainer()
         hosts.worker("one")
         trained(2)
-        (sender,) = [
-            child
-            for child in psutil.Process(hosts.processes["train"].pid).children(recursive=True)
-            if "roq_trainer.sender" in child.cmdline()
-        ]
+        sender = hosts.sender()
         until(lambda: sum(received for _, received in counted(board).values()) >= 1, "weights to be received")
 
         with hosts.local("operator") as operator:
@@ -103,13 +116,15 @@ def test_hosts_that_share_no_disk(hosts: Hosts) -> None:
             operator.resume()
         sender.send_signal(signal.SIGKILL)
         trained(board.status().version + 2)
+        successor = hosts.sender()
         os.kill(hosts.processes["train"].pid, signal.SIGKILL)
-        hosts.processes["train"].wait()
-        until(lambda: not sender.is_running() or sender.status() == psutil.STATUS_ZOMBIE, "its sender to end")
+        for node in ("train", "train2"):
+            assert hosts.processes[node].wait(60) != 0
+        until(lambda: not successor.is_running(), "the sender to end with its trainer")
         hosts.trainer()
         until(lambda: board.status().ended, "the end of the run")
         counts = counted(board)
-        for name in ("train", "one", "two"):
+        for name in ("train", "train2", "one", "two"):
             assert hosts.processes[name].wait(60) == 0, hosts.said(name)[-3000:]
         assert board.verify() == []
         audit = board.audit()

@@ -36,7 +36,7 @@ def start(base: Path, tmp_path: Path) -> Any:
 
     def run(**settings: object) -> tuple[Path, subprocess.Popen[bytes]]:
         defaults: dict[str, object] = {"steps": 4, "workers": 2, "lease_s": 20, "kv": "recompute"}
-        defaults |= {"batch": 4, "protocol": "", "transfer": "files"}
+        defaults |= {"batch": 4, "protocol": "", "transfer": "files", "trainer": ""}
         config.write_text(JOB.format(**defaults | settings))
         with (tmp_path / "up.log").open("wb") as log:
             return tmp_path / "run", subprocess.Popen(roq("up", str(config)), stdout=log, stderr=log)

@@ -30,12 +30,12 @@ def set_environment() -> None:
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 
-def engine_arguments(max_model_len: int) -> dict[str, Any]:
+def engine_arguments(max_model_len: int, *, several_ranks: bool) -> dict[str, Any]:
     """Engine arguments that the configuration's ``rollout.engine`` may override.
 
     ``enforce_eager``: compiling costs 31 s and gains nothing here. ``block_size`` 32: prefix-cache
     hits on short prompts. The KV cache would otherwise take a share of the whole machine's memory,
-    and a worker process beside the engine process ("mp", vLLM's default here) another 0.5 GB.
+    and a process for the only rank beside the engine process ("mp", vLLM's default here) another 0.5 GB.
     ``enable_chunked_prefill``: vLLM 0.32 dies of a seeded request whose prefill is cut in two ("CPU
     Generator does not use offset"), as happens when many go on after a weight swap; without chunks a
     step must have room for the longest request.
@@ -46,7 +46,7 @@ def engine_arguments(max_model_len: int) -> dict[str, Any]:
         "enforce_eager": True,
         "block_size": 32,
         "kv_cache_memory_bytes": 256 << 20,
-        "distributed_executor_backend": "uni",
+        "distributed_executor_backend": "mp" if several_ranks else "uni",
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(4096, max_model_len),
     }

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +22,18 @@ import msgspec
 
 from roq.config import Rollout
 from roq.errors import ConfigError, RoqError
+from roq.processes import start_mark
 from roq.transfer import Offer, TransferFailed
 from roq.weight_store import fetch, is_url
 from roq_worker import _cpu
 from roq_worker.model_folder import Shapes, WeightsError, check_model, read_shapes, resolve_model
 from roq_worker.receiver import Receiver
 
-__all__ = ["BACKEND", "Delta", "Engine", "EngineError"]
+__all__ = ["BACKEND", "WORKER", "Delta", "Engine", "EngineError"]
 
 BACKEND = "roq"  # the weight-transfer backend that roq_worker.weight_transfer registers
 
+WORKER = "ROQ_WORKER_PROCESS"  # tells the engine's processes whom to end with: "pid mark"
 SWAP_LIMIT_S = 240.0  # a large model from a slow disk takes minutes, a hung engine for ever
 
 Segments = list[tuple[int, int]]
@@ -106,6 +108,7 @@ class Engine:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of addresses that have no name
+        os.environ[WORKER] = f"{os.getpid()} {start_mark(os.getpid())}"
         # The worker has threads (the heartbeat) by now; forking them could deadlock the child.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         folder = resolve_model(location)
@@ -119,7 +122,7 @@ class Engine:
             "logprobs_mode": "processed_logprobs",  # after temperature: what sampling really used
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
-            **_cpu.engine_arguments(max_model_len),
+            **_cpu.engine_arguments(max_model_len, several_ranks=_has_several_ranks(rollout.engine)),
             **rollout.engine,
             "worker_extension_cls": "roq_worker.weight_transfer.WorkerExtension",
         }
@@ -359,6 +362,10 @@ def _start_vllm(arguments: dict[str, Any]) -> Any:
         return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
     except Exception as error:
         raise EngineError(f"vLLM did not start: {_one_line(error)}; its log says more") from error
+
+
+def _has_several_ranks(engine: Mapping[str, Any]) -> bool:
+    return any(engine.get(size, 1) != 1 for size in ("tensor_parallel_size", "pipeline_parallel_size"))
 
 
 def _one_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ Not yet run on a GPU.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -29,9 +30,9 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
 from roq import transfer
-from roq._orphans import watch_parent
+from roq._orphans import end_with
 from roq_worker import _cpu
-from roq_worker.engine import BACKEND
+from roq_worker.engine import BACKEND, WORKER
 
 __all__ = ["Meeting", "Source", "Transfer", "WorkerExtension"]
 
@@ -69,7 +70,10 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._group: transfer.Group | None = None
-        watch_parent()  # the engine process would outlive a killed worker for ever
+        # The engine would outlive a killed worker for ever. With several ranks this is not the worker's
+        # child but a grandchild; the process between ends with us.
+        worker, _, mark = os.environ[WORKER].partition(" ")
+        end_with(int(worker), mark)
 
     def init_transfer_engine(self, init_info: Meeting) -> None:
         self.shutdown()

@@ -1,0 +1,96 @@
+"""An engine of two ranks (tensor parallelism): the same promises, and no rank outlives its worker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from roq.config import Rollout
+from roq_worker.engine import Engine
+from tests.cli.conftest import environment
+from tests.worker.test_engine import PROMPT, largest_difference, reference, swap_midway
+from tests.worker.test_transfer import Process, holds
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+Models = Callable[..., Path]
+Within = Callable[[Any], Any]
+TWO = {"tensor_parallel_size": 2, "max_num_batched_tokens": 400}
+
+
+@pytest.fixture(scope="module")
+def engine(models: Models, run: Within, close: Callable[[Engine], None]) -> Iterator[Engine]:
+    settings = Rollout(max_tokens=300, max_concurrency=16, temperature=0.8, engine=TWO)
+    engine = run(Engine.start(str(models(seed=0)), 0, settings, dtype="float32", max_prompt_tokens=64))
+    yield engine
+    close(engine)
+
+
+def test_weights_read_and_received(engine: Engine, models: Models, run: Within, tmp_path: Path) -> None:
+    assert holds(engine, run, models(seed=0))
+    drafts = run(swap_midway(engine, models(seed=1), 1, count=4, after=40))
+    crossed = [draft for draft in drafts if len(draft.segments) == 2]
+    assert crossed
+    for draft in crossed:
+        (_, n), _ = draft.segments
+        for seed, part in ((0, slice(0, n)), (1, slice(n, None))):
+            expected = reference(models(seed=seed), PROMPT, draft.tokens)
+            assert largest_difference(draft.logprobs[part], expected[part]) < 1e-4
+    (tmp_path / "v00000002").symlink_to(models(seed=0))
+    sender = Process(tmp_path)
+    try:
+        run(engine.swap("/nowhere", 2, sender.address))
+        assert engine.trouble == ""
+        assert holds(engine, run, models(seed=0))
+    finally:
+        sender.end()
+
+
+WORKER = """
+import asyncio, sys
+from roq.config import Rollout
+from roq_worker.engine import Engine
+
+async def main():
+    settings = Rollout(max_tokens=50, max_concurrency=4, engine={"tensor_parallel_size": 2})
+    engine = await Engine.start(sys.argv[1], 0, settings, dtype="float32", max_prompt_tokens=32)
+    print("ready", flush=True)
+    await asyncio.sleep(600)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_no_rank_outlives_a_killed_worker(models: Models, tmp_path: Path) -> None:
+    program = tmp_path / "worker.py"
+    program.write_text(WORKER)
+    with subprocess.Popen(
+        [sys.executable, str(program), str(models(seed=0))],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env=environment() | {"PYTHONWARNINGS": "ignore"},
+    ) as worker:  # fmt: skip
+        assert worker.stdout is not None
+        assert any(line == "ready\n" for line in worker.stdout)
+        family = psutil.Process(worker.pid).children(recursive=True)
+        assert len([process for process in family if "Worker" in process.name()]) == 2
+        worker.kill()
+    deadline = time.monotonic() + 30
+
+    def alive() -> list[psutil.Process]:
+        there = [process for process in family if process.is_running()]
+        return [process for process in there if process.status() != psutil.STATUS_ZOMBIE]
+
+    while alive() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    left = alive()
+    for process in left:
+        process.kill()
+    assert left == []
