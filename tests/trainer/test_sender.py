@@ -321,6 +321,13 @@ def test_a_host_that_is_not_ours_is_a_configuration_error(
     assert "cannot listen on 192.0.2.1" in capfd.readouterr().err
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_nccl_without_a_gpu_is_a_configuration_error(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="does not start"):
+        Sender("nccl", folder, HOST).start()
+    assert "there is no GPU here" in capfd.readouterr().err
+
+
 def test_it_ends_with_its_trainer(folder: Path) -> None:
     trainer = (
         "import sys, time; from pathlib import Path; from roq_trainer.sender import Sender\n"

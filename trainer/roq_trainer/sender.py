@@ -253,6 +253,8 @@ def _say(line: str) -> None:
 def main(folder: Path, backend: str, host: str) -> None:
     """Send weights to workers until the trainer that started this ends. Prints its address first."""
     watch_parent()
+    if backend == "nccl" and not torch.cuda.is_available():
+        raise click.ClickException('there is no GPU here for transfer = "nccl"; use "gloo"')
     try:
         server = _Server(host, folder, backend)
     except (OSError, RuntimeError) as error:
