@@ -64,19 +64,13 @@ class Sender:
         self._started_at = 0.0
 
     def start(self) -> None:
-        """Start it.
+        """Start it, and wait until it listens.
 
         Raises:
             ConfigError: it does not start.
         """
-        self._started_at = time.monotonic()
-        self._process = process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
-            env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # it warns of addresses that have no name
-        )  # fmt: skip
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], START_S)
-        self._address = process.stdout.readline().decode().strip() if ready else ""
+        self._spawn()
+        self._hear(START_S)
         if not self._address:
             self.close()
             raise ConfigError(
@@ -85,7 +79,7 @@ class Sender:
             )
 
     def announce(self, sched: Scheduler, trainer: str) -> None:
-        """Tell workers where it is, if they do not know; one that ended is started again.
+        """Tell workers where it is, if they do not know; one that ended is started again. Waits for neither.
 
         Raises:
             Fenced: another trainer has taken over.
@@ -94,13 +88,27 @@ class Sender:
             self._address = ""
             if time.monotonic() - self._started_at > RESTART_S:
                 log.warning("the process that sends weights has ended; starting another")
-                try:
-                    self.start()
-                except ConfigError as error:
-                    log.warning("%s; workers read the files meanwhile", error)
+                self.close()
+                self._spawn()
+        elif not self._address:
+            self._hear(0.0)
         if self._address != self._announced:
             sched.serve(self._address, trainer)
             self._announced = self._address
+
+    def _spawn(self) -> None:
+        self._started_at = time.monotonic()
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+            env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # it warns of addresses that have no name
+        )  # fmt: skip
+
+    def _hear(self, limit_s: float) -> None:
+        """Its address is the first line it prints."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], limit_s)
+        self._address = self._process.stdout.readline().decode().strip() if ready else ""
 
     def close(self) -> None:
         """End it; transfers under way fail."""
@@ -151,7 +159,7 @@ class _Connection(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # its host may vanish
-        hello = self._read(transfer.Hello, HELLO_S, limit=4096)
+        hello = self._read(transfer.Hello, HELLO_S)
         if not hmac.compare_digest(hello.secret.encode(), self.server.secret.encode()):
             return self._write(transfer.Meeting(error="wrong secret; pin the newest weights again"))
         if not 1 <= hello.ranks <= MOST_RANKS:
@@ -166,10 +174,15 @@ class _Connection(socketserver.StreamRequestHandler):
             self.server.backend, here, self.server.port, name, rank=0, size=hello.ranks + 1, address=here
         )
         try:
-            while line := self.rfile.readline(4096):
-                self._serve(group, transfer.decode(line, transfer.Ask).version)
+            while self._has_more():
+                self._serve(group, self._read(transfer.Ask, GO_S).version)
         finally:
             group.close()
+
+    def _has_more(self) -> bool:
+        """Wait, for as long as it takes, until the worker says something; False when it has left."""
+        self.connection.settimeout(None)
+        return bool(self.rfile.peek(1))  # type: ignore[attr-defined]
 
     def _serve(self, group: transfer.Group, version: int) -> None:
         if not self.server.turns.acquire(timeout=QUEUE_S):
@@ -184,19 +197,17 @@ class _Connection(socketserver.StreamRequestHandler):
                     return
                 offer = transfer.Offer(source.tensors, self.server.bucket)
                 self._write(offer)
-                self._read(transfer.Go, GO_S, limit=4096)
+                self._read(transfer.Go, GO_S)
                 self._write(transfer.Done(transfer.send(group, source, offer, self.server.device)))
         finally:
             self.server.turns.release()
 
-    def _read(self, kind: type[Any], limit_s: float, limit: int) -> Any:
+    def _read(self, kind: type[Any], limit_s: float) -> Any:
         self.connection.settimeout(limit_s)
-        try:
-            return transfer.decode(self.rfile.readline(limit), kind)
-        finally:
-            self.connection.settimeout(None)
+        return transfer.decode(self.rfile.readline(4096), kind)
 
     def _write(self, message: msgspec.Struct) -> None:
+        self.connection.settimeout(GO_S)
         self.wfile.write(transfer.encode(message))
 
 
