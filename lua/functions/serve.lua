@@ -23,7 +23,12 @@ transition.define({
     end
     trainers.require(run, args.trainer)
     trainers.seen(run)
-    context.set(run, "sender", args.address)
+    -- Among the weights, which workers may not write: it is where they would get others from.
+    if args.address == "" then
+      redis.call("HDEL", run.key.weights, "sender")
+    else
+      redis.call("HSET", run.key.weights, "sender", args.address)
+    end
     return { address = args.address }
   end,
 })

@@ -136,7 +136,9 @@ transition.define({
     if not ids and state.ended == 1 then
       refuse.with("ENDED", "the run is over after %d updates", state.version)
     end
-    trainers.attach(run, args.trainer)
+    if trainers.attach(run, args.trainer) then
+      redis.call("HDEL", run.key.weights, "sender") -- its predecessor's
+    end
     if ids then
       return batch_reply(run, version, ids)
     end

@@ -23,7 +23,7 @@ M.names = {
   "requeued", -- list: "ordinal drops attempts"
   "dead", -- hash: ordinal -> JSON, prompts given up with their error
   "batches", -- hash: version -> groups of a taken batch, in slot order
-  "weights", -- hash: version -> location
+  "weights", -- hash: version -> location; "sender" -> where the trainer sends them from
   "replies", -- hash: "client:lane" -> "sequence reply" (lib/replies.lua)
   "clients", -- zset: client -> last call (ms)
   "events", -- stream: every transition, bounded

@@ -19,7 +19,7 @@ function M.seen(run)
   context.set(run, "trainer_seen", run.now)
 end
 
--- Make this trainer the owner. Refuses one that was superseded.
+-- Make this trainer the owner; returns whether it was not before. Refuses one that was superseded.
 function M.attach(run, trainer)
   local current, former = owner(run)
   if trainer ~= current then
@@ -37,10 +37,10 @@ function M.attach(run, trainer)
     end
     context.set(run, "trainer", trainer)
     context.set(run, "stuck_since", nil) -- it begins to wait only now
-    context.set(run, "sender", nil) -- its predecessor's
     events.log(run, "trainer_joined", { "trainer", trainer })
   end
   M.seen(run)
+  return trainer ~= current
 end
 
 -- Refuse everyone but the owner.
@@ -55,8 +55,7 @@ end
 
 -- Where the owner sends weights from, or nil.
 function M.sender(run)
-  local address = redis.call("HGET", run.key.state, "sender")
-  return address and address ~= "" and address or nil
+  return redis.call("HGET", run.key.weights, "sender") or nil
 end
 
 return M

@@ -97,7 +97,7 @@ class TrainerOperations(Steps):
 
     def weights(self) -> Operation[list[WeightsRef]]:
         found = pairs((yield Command(("HGETALL", self.keys["weights"]))))
-        sender = ((yield Command(("HGET", self.keys["state"], "sender"))) or b"").decode()
+        sender = found.pop("sender", "")
         versions = sorted((int(version), location) for version, location in found.items())
         return [WeightsRef(version=version, location=where, sender=sender) for version, where in versions]
 
