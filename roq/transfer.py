@@ -13,6 +13,8 @@ Needs torch, which the rest of ``roq`` does not.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -38,8 +40,10 @@ __all__ = [
     "Tensor",
     "TransferFailed",
     "buckets",
+    "check",
     "decode",
     "encode",
+    "notice_death",
     "receive",
     "send",
     "split_address",
@@ -47,8 +51,12 @@ __all__ = [
 
 BUCKET_BYTES = 64 << 20  # what a sender puts together at most; two are under way
 LINE_BYTES = 64 << 20  # the offer of a model with a million tensors
-TIMEOUT = timedelta(seconds=60)  # for the others of a group to come, and for one buffer
+MEET = timedelta(seconds=10)  # for the others of a group to come: an engine stands still meanwhile
+BUFFER = timedelta(seconds=60)  # for one buffer
+SILENT_S = 20  # a host that does not acknowledge for so long has vanished
 _ALIGNED = 16  # bytes: a tensor in a buffer is viewed as its own type
+
+_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 T = TypeVar("T")
 
@@ -89,9 +97,9 @@ class Meeting(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Worker: what is there of ``version``?"""
+    """Worker: what is in the folder ``name``, the last part of a version's location?"""
 
-    version: int
+    name: str
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
@@ -125,8 +133,6 @@ class Go(msgspec.Struct, frozen=True):
 class Done(msgspec.Struct, frozen=True):
     """Sender: all of it was sent."""
 
-    bytes: int
-
 
 def split_address(address: str) -> tuple[str, int, str]:
     """``host:port/secret`` as its parts.
@@ -145,10 +151,10 @@ def split_address(address: str) -> tuple[str, int, str]:
 
 
 class Group:
-    """The sender (rank 0) and the ranks of one engine. Blocks until all have come, at most :data:`TIMEOUT`.
+    """The sender (rank 0) and the ranks of one engine.
 
-    On CPUs (gloo) a peer that dies is noticed at once. Under NCCL torch ends the process that waits for a
-    dead one after :data:`TIMEOUT`.
+    By gloo it is made when all have come, :data:`MEET` at most, and a peer that dies is noticed at once.
+    By NCCL the first broadcast brings them together, and a dead peer is noticed after :data:`BUFFER`.
 
     Args:
         backend, port, name: as the :class:`Meeting` says. host: the sender's, where they meet.
@@ -159,21 +165,25 @@ class Group:
     def __init__(
         self, backend: str, host: str, port: int, name: str, *, rank: int, size: int, address: str
     ) -> None:
-        store = PrefixStore(name, TCPStore(host, port, is_master=False, timeout=TIMEOUT))
-        kinds: Any = dist  # the backends' classes are not in its stubs
+        store = PrefixStore(name, TCPStore(host, port, is_master=False, timeout=MEET))
+        self._group: Any
         if backend == "nccl":
-            options = kinds.ProcessGroupNCCL.Options()
-            options._timeout = TIMEOUT
-            self._group: Any = kinds.ProcessGroupNCCL(store, rank, size, options)
+            self._group = _nccl(store, rank, size)
         else:
-            options = kinds.ProcessGroupGloo._Options()
-            options._timeout = TIMEOUT
-            options._devices = [kinds.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)]
-            self._group = kinds.ProcessGroupGloo(store, rank, size, options)
+            kind: Any = dist.ProcessGroupGloo  # type: ignore[attr-defined]
+            options = kind._Options()
+            options._timeout = MEET
+            options._devices = [kind.create_device(hostname=address, lazy_init=False)]
+            self._group = kind(store, rank, size, options)
+            self._group.set_timeout(BUFFER)
         self._backend = backend
 
     def broadcast(self, buffer: torch.Tensor) -> None:
-        """From rank 0 to all others; ``buffer`` may be used again when this returns."""
+        """From rank 0 to all others; ``buffer`` may be used again when this returns.
+
+        Raises:
+            RuntimeError: a peer died, or did not come within :data:`BUFFER`.
+        """
         self._group.broadcast(buffer, 0).wait()
         _synchronize(buffer.device)
 
@@ -184,6 +194,22 @@ class Group:
         self._group = None
 
 
+def _nccl(store: Any, rank: int, size: int) -> Any:
+    """By default torch ends a process whose peer is dead; here waiting for it raises."""
+    kind: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined]
+    options = kind.Options()
+    options._timeout = BUFFER
+    before = os.environ.get(_WAIT)
+    os.environ[_WAIT] = "1"  # read when a group is made; those of vLLM itself keep the default
+    try:
+        return kind(store, rank, size, options)
+    finally:
+        if before is None:
+            del os.environ[_WAIT]
+        else:
+            os.environ[_WAIT] = before
+
+
 # ---- tensors in buffers --------------------------------------------------------------------------
 
 
@@ -191,6 +217,28 @@ def _dtype(tensor: Tensor) -> torch.dtype:
     if tensor.dtype not in _DTYPES:
         raise TransferFailed(f"{tensor.name} is of the type {tensor.dtype}, which is not sent")
     return _DTYPES[tensor.dtype]
+
+
+def check(tensor: Tensor) -> None:
+    """Whether it can be sent.
+
+    Raises:
+        TransferFailed: not one of this type.
+    """
+    _dtype(tensor)
+
+
+def notice_death(connection: socket.socket) -> None:
+    """Have a connection fail soon after the other host has vanished; by default that takes hours."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", SILENT_S // 2),
+        ("TCP_KEEPINTVL", SILENT_S // 4),
+        ("TCP_KEEPCNT", 2),
+        ("TCP_USER_TIMEOUT", SILENT_S * 1000),
+    ):
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def buckets(tensors: Iterable[Tensor], limit: int) -> Iterator[list[tuple[Tensor, int]]]:
@@ -228,17 +276,14 @@ def _pack(source: Mapping[str, torch.Tensor], offer: Offer, device: torch.device
         yield buffer
 
 
-def send(group: Group, source: Mapping[str, torch.Tensor], offer: Offer, device: torch.device) -> int:
-    """Broadcast what was offered; returns the bytes sent."""
-    sent = 0
+def send(group: Group, source: Mapping[str, torch.Tensor], offer: Offer, device: torch.device) -> None:
+    """Broadcast what was offered."""
     for buffer in _ahead(_pack(source, offer, device)):
         group.broadcast(buffer)
-        sent += buffer.numel()
-    return sent
 
 
 def receive(group: Group, offer: Offer, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-    """What :func:`send` sends. The tensors stay valid: every buffer is a new one."""
+    """What :func:`send` sends, for use on the current stream. Every buffer is a new one."""
 
     def buffers() -> Iterator[tuple[list[tuple[Tensor, int]], torch.Tensor]]:
         for bucket in buckets(offer.tensors, offer.bucket):
@@ -247,6 +292,10 @@ def receive(group: Group, offer: Offer, device: torch.device) -> Iterator[tuple[
             yield bucket, buffer
 
     for bucket, buffer in _ahead(buffers()):
+        if (
+            buffer.is_cuda
+        ):  # made in another thread, on another stream: not to be reused before this one is done
+            buffer.record_stream(torch.cuda.current_stream(device))
         yield from ((tensor.name, _part(buffer, tensor, offset)) for tensor, offset in bucket)
 
 

@@ -98,8 +98,8 @@ class Engine:
             self.groups = list(self._pool.map(join, range(1, self._ranks + 1)))
         return meeting
 
-    def ask(self, version: int) -> transfer.Offer:
-        self.say(transfer.Ask(version))
+    def ask(self, version: int | str) -> transfer.Offer:
+        self.say(transfer.Ask(f"v{version:08d}" if isinstance(version, int) else version))
         return self.hear(transfer.Offer)
 
     def receive(self, offer: transfer.Offer) -> list[dict[str, torch.Tensor]]:
@@ -169,18 +169,23 @@ def test_every_rank_of_every_engine_gets_the_same(
             assert [tensor.name for tensor in offer.tensors] == sorted(tensors(version))
             for found in each.receive(offer):
                 assert same(found, tensors(version))
-            assert each.hear(transfer.Done).bytes > 64 * 33 * 4
+            assert each.hear(transfer.Done) == transfer.Done()
 
 
 def test_what_cannot_be_sent_is_said(folder: Path, engine: Callable[..., Engine]) -> None:
     cut = folder / "v00000003"
     cut.mkdir()
     (cut / "model.safetensors").write_bytes((folder / "v00000001" / "model.safetensors").read_bytes()[:99])
+    (folder / "v00000004").mkdir()
+    save_file({"b": torch.zeros(2, dtype=torch.float64)}, folder / "v00000004" / "model.safetensors")
     with serving(folder) as address:
         one = engine(address)
         one.meet()
-        assert "version 9: its files are not here" in one.ask(9).error
+        assert one.ask(9).error == "v00000009: its files are not here"
+        for outside in ("..", "../v00000001", "/etc", ".hidden", "", "v00000001/"):
+            assert "its files are not here" in one.ask(outside).error
         assert "model.safetensors cannot be read" in one.ask(3).error
+        assert "b is of the type F64, which is not sent" in one.ask(4).error
         offer = one.ask(1)  # the connection is as good as before
         assert same(one.receive(offer)[0], tensors(1))
 
@@ -239,6 +244,63 @@ def test_one_worker_that_hangs_holds_up_nobody(
         assert same(good.receive(offer)[0], tensors(2))
         with pytest.raises(transfer.TransferFailed, match="has left"):
             slow.hear(transfer.Done)
+
+
+def test_many_engines_leave_nothing_behind(folder: Path, engine: Callable[..., Engine]) -> None:
+    def held() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    with serving(folder) as address:
+        before = held()
+        for _ in range(20):
+            one = Engine(address)
+            one.meet()
+            one.receive(one.ask(1))
+            one.close()
+        deadline = time.monotonic() + 10
+        while held() > before and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert held() <= before
+
+
+def test_a_turn_that_hangs_ends_the_process(folder: Path, tmp_path: Path) -> None:
+    """A worker that is frozen in mid-transfer; here the limit of a buffer is longer than that of a turn."""
+    program = f"""
+import sys
+from datetime import timedelta
+from pathlib import Path
+from roq import transfer
+from roq_trainer import sender
+transfer.MEET, transfer.BUFFER, sender.TURN_S = timedelta(seconds=20), timedelta(seconds=100), 1.0
+server = sender._Server({HOST!r}, Path({str(folder)!r}), "gloo")
+server.bucket = 64
+print(f"{HOST}:{{server.server_address[1]}}/{{server.secret}}", flush=True)
+server.serve_forever()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        frozen = Engine(process.stdout.readline().strip())
+        frozen.meet()
+        frozen.ask(1)
+        frozen.say(transfer.Go())  # and never receives
+        _, said = process.communicate(timeout=20)
+        frozen.close()
+    assert process.returncode == 1
+    assert "has not ended within 1 s; ending, to be started again" in said
+
+
+def test_what_nccl_logs_is_no_address(folder: Path) -> None:
+    """It writes to standard output what NCCL_DEBUG asks for; the address alone may go there."""
+    command = [sys.executable, "-m", "roq_trainer.sender", "--folder", str(folder), "--backend", "gloo"]
+    with subprocess.Popen([*command, "--host", HOST], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.read().count(b"\n") == 1, "closed after the address"
+            assert process.poll() is None
+        finally:
+            process.kill()
 
 
 def test_no_turn_is_said_in_time(

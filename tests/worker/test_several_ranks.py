@@ -16,7 +16,7 @@ from roq.config import Rollout
 from roq_worker.engine import Engine
 from tests.cli.conftest import environment
 from tests.worker.test_engine import PROMPT, largest_difference, reference, swap_midway
-from tests.worker.test_transfer import Process, holds
+from tests.worker.test_transfer import Process, breaking_sender, holds
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -46,11 +46,31 @@ def test_weights_read_and_received(engine: Engine, models: Models, run: Within, 
     (tmp_path / "v00000002").symlink_to(models(seed=0))
     sender = Process(tmp_path)
     try:
-        run(engine.swap("/nowhere", 2, sender.address))
-        assert engine.trouble == ""
+        run(engine.swap("/nowhere/v00000002", 2, sender.address))
+        assert (engine.received, engine.trouble) == (True, "")
         assert holds(engine, run, models(seed=0))
     finally:
         sender.end()
+
+
+@pytest.mark.parametrize("after", [0, 5])
+def test_whatever_fails_on_one_rank_the_engine_goes_on(
+    engine: Engine, models: Models, run: Within, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    version = engine.version + 1
+    location = tmp_path / f"v{version:08d}"
+    location.symlink_to(models(seed=version % 2))
+    with breaking_sender(tmp_path, monkeypatch) as start:
+        run(engine.swap(str(location), version, start(after)))
+        assert "did not come whole" in engine.trouble
+        assert holds(engine, run, models(seed=version % 2))
+    # and a meeting that fails
+    place = {"backend": "gloo", "host": "127.0.0.1", "port": 1, "name": "x", "size": 3}
+    assert "127.0.0.1" in run(engine._meet(place | {"address": "127.0.0.1"}))
+    again = tmp_path / f"v{version + 1:08d}"
+    again.symlink_to(models(seed=(version + 1) % 2))
+    run(engine.swap(str(again), version + 1))
+    assert holds(engine, run, models(seed=(version + 1) % 2))
 
 
 WORKER = """

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,18 @@ import pytest
 from roq import transfer
 from roq.config import Rollout
 from roq_worker.engine import Engine, EngineError
+from roq_worker.model_folder import WeightsError
 from tests.worker.test_engine import PROMPT, collect, largest_difference, reference, swap_midway
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 Models = Callable[..., Path]
 Within = Callable[[Any], Any]
-NOWHERE = "/nowhere/v1"
+
+
+def nowhere(version: int) -> str:
+    """Where no files are, as the trainer's host would call it."""
+    return f"/nowhere/v{version:08d}"
 
 
 @pytest.fixture(scope="module")
@@ -81,91 +87,8 @@ def sender(folder: Path) -> Iterator[Process]:
     process.end()
 
 
-def next_version(engine: Engine, seed: int) -> int:
-    """The next version whose weights are the model's of that seed."""
-    return engine.version + 1 + (engine.version + 1 + seed) % 2
-
-
-def holds(engine: Engine, run: Within, model: Path) -> bool:
-    """Whether the engine samples with the weights of a model."""
-    draft = run(collect(engine, PROMPT, seed=4))
-    return largest_difference(draft.logprobs, reference(model, PROMPT, draft.tokens)) < 1e-4
-
-
-def test_weights_are_received_without_any_file(
-    engine: Engine, sender: Process, models: Models, run: Within
-) -> None:
-    for seed in (1, 0, 1):
-        version = next_version(engine, seed)
-        run(engine.swap(NOWHERE, version, sender.address))
-        assert (engine.trouble, engine.version) == ("", version)
-        assert holds(engine, run, models(seed=seed))
-
-
-def test_received_under_requests_in_flight(
-    engine: Engine, sender: Process, models: Models, run: Within
-) -> None:
-    run(engine.swap(NOWHERE, next_version(engine, 0), sender.address))
-    before, after = engine.version, next_version(engine, 1)
-    drafts = run(swap_midway(engine, Path(NOWHERE), after, count=12, after=40, sender=sender.address))
-    assert engine.trouble == ""
-    crossed = [draft for draft in drafts if len(draft.segments) == 2]
-    assert len(crossed) >= 3, "most were in flight"
-    for draft in crossed:
-        (first, n), (second, _) = draft.segments
-        assert (first, second) == (before, after)
-        for seed, part in ((0, slice(0, n)), (1, slice(n, None))):
-            expected = reference(models(seed=seed), PROMPT, draft.tokens)
-            assert largest_difference(draft.logprobs[part], expected[part]) < 1e-4
-
-
-def test_what_cannot_be_received_is_read(
-    engine: Engine, sender: Process, models: Models, run: Within, folder: Path
-) -> None:
-    host = sender.address.rpartition(":")[0]
-
-    def read_instead(address: str, version: int, why: str) -> None:
-        seed = next_seed()
-        run(engine.swap(str(models(seed=seed)), version, address))
-        assert why in engine.trouble
-        assert engine.version == version
-        assert holds(engine, run, models(seed=seed))
-
-    def next_seed() -> int:
-        return engine.version % 2  # whatever: another than the last
-
-    read_instead(f"{host}:1/secret", engine.version + 1, "is not reached")
-    read_instead(sender.address + "x", engine.version + 1, "wrong secret")
-    read_instead("rubbish", engine.version + 1, "not where a trainer sends weights from")
-    read_instead(sender.address, 77, "version 77: its files are not here")
-    read_instead(sender.address, 90, "the weights do not fit the running model")
-    engine.version = 20  # nothing else keeps a test from going back
-    run(engine.swap(NOWHERE, 21, sender.address))
-    assert engine.trouble == ""
-    assert holds(engine, run, models(seed=1))
-
-
-def test_a_sender_that_died_and_its_successor(
-    engine: Engine, models: Models, run: Within, folder: Path
-) -> None:
-    first = Process(folder)
-    version = next_version(engine, 0)
-    run(engine.swap(NOWHERE, version, first.address))
-    first.end()
-    run(engine.swap(str(models(seed=1)), version + 1, first.address))
-    assert "has left" in engine.trouble
-    assert holds(engine, run, models(seed=1))
-    second = Process(folder)
-    try:
-        run(engine.swap(NOWHERE, version + 2, second.address))
-        assert engine.trouble == ""
-        assert holds(engine, run, models(seed=0))
-    finally:
-        second.end()
-
-
-@pytest.fixture
-def breaking(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], str]]:
+@contextmanager
+def breaking_sender(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], str]]:
     """A sender that dies when it has sent so many buffers, of 4 KiB each."""
     from roq_trainer import sender as sending
 
@@ -173,10 +96,10 @@ def breaking(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     server.bucket = 4096
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
+    broadcast = transfer.Group.broadcast
 
     def start(after: int) -> str:
         sent = 0
-        broadcast = transfer.Group.broadcast
 
         def some(group: transfer.Group, buffer: Any) -> None:
             nonlocal sent
@@ -194,18 +117,120 @@ def breaking(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     thread.join()
 
 
+def next_version(engine: Engine, seed: int) -> int:
+    """The next version whose weights are the model's of that seed."""
+    return engine.version + 1 + (engine.version + 1 + seed) % 2
+
+
+def holds(engine: Engine, run: Within, model: Path) -> bool:
+    """Whether the engine samples with the weights of a model."""
+    draft = run(collect(engine, PROMPT, seed=4))
+    return largest_difference(draft.logprobs, reference(model, PROMPT, draft.tokens)) < 1e-4
+
+
+def holds_seed(engine: Engine, run: Within, models: Models) -> int:
+    return next(seed for seed in (0, 1) if holds(engine, run, models(seed=seed)))
+
+
+def test_weights_are_received_without_any_file(
+    engine: Engine, sender: Process, models: Models, run: Within
+) -> None:
+    for seed in (1, 0, 1):
+        version = next_version(engine, seed)
+        run(engine.swap(nowhere(version), version, sender.address))
+        assert (engine.received, engine.trouble, engine.version) == (True, "", version)
+        assert holds(engine, run, models(seed=seed))
+
+
+def test_received_under_requests_in_flight(
+    engine: Engine, sender: Process, models: Models, run: Within
+) -> None:
+    version = next_version(engine, 0)
+    run(engine.swap(nowhere(version), version, sender.address))
+    before, after = engine.version, next_version(engine, 1)
+    drafts = run(swap_midway(engine, Path(nowhere(after)), after, count=12, after=40, sender=sender.address))
+    assert engine.trouble == ""
+    crossed = [draft for draft in drafts if len(draft.segments) == 2]
+    assert len(crossed) >= 3, "most were in flight"
+    for draft in crossed:
+        (first, n), (second, _) = draft.segments
+        assert (first, second) == (before, after)
+        for seed, part in ((0, slice(0, n)), (1, slice(n, None))):
+            expected = reference(models(seed=seed), PROMPT, draft.tokens)
+            assert largest_difference(draft.logprobs[part], expected[part]) < 1e-4
+
+
+def test_what_cannot_be_received_is_read(
+    engine: Engine, sender: Process, models: Models, run: Within, tmp_path: Path, folder: Path
+) -> None:
+    host = sender.address.rpartition(":")[0]
+    (folder / "wide").symlink_to(models(seed=0, intermediate_size=96))
+    cases = {
+        (f"{host}:1/secret", "any"): "is not reached",
+        (sender.address + "x", "any"): "wrong secret",
+        ("rubbish", "any"): "not where a trainer sends weights from",
+        (sender.address, "unknown"): "unknown: its files are not here",
+        (sender.address, "wide"): "the weights do not fit the running model",
+    }
+    for (address, name), why in cases.items():
+        version = engine.version + 1
+        at = tmp_path / str(version) / name
+        before = holds_seed(engine, run, models)
+        at.parent.mkdir()
+        with pytest.raises(WeightsError, match=r"no such folder.* they were not received either"):
+            run(engine.swap(str(at), version, address))
+        assert (engine.version, engine.failure) == (version - 1, "")
+        assert holds(engine, run, models(seed=before)), "the old weights stay in use"
+        at.symlink_to(models(seed=1 - before))
+        run(engine.swap(str(at), version, address))
+        assert why in engine.trouble
+        assert (engine.version, engine.received) == (version, False)
+        assert holds(engine, run, models(seed=1 - before))
+    version = next_version(engine, 1)
+    run(engine.swap(nowhere(version), version, sender.address))
+    assert engine.received
+    assert holds(engine, run, models(seed=1))
+
+
+def test_a_sender_that_died_and_its_successor(
+    engine: Engine, models: Models, run: Within, folder: Path
+) -> None:
+    first = Process(folder)
+    version = next_version(engine, 0)
+    run(engine.swap(nowhere(version), version, first.address))
+    first.end()
+    run(engine.swap(str(models(seed=1)), version + 1, first.address))
+    assert "has left" in engine.trouble
+    assert holds(engine, run, models(seed=1))
+    second = Process(folder)
+    try:
+        run(engine.swap(nowhere(version + 2), version + 2, second.address))
+        assert engine.received
+        assert holds(engine, run, models(seed=0))
+    finally:
+        second.end()
+
+
+@pytest.fixture
+def breaking(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], str]]:
+    """A sender that dies when it has sent so many buffers, of 4 KiB each."""
+    with breaking_sender(folder, monkeypatch) as start:
+        yield start
+
+
 @pytest.mark.parametrize("after", [0, 1, 5, 12])
 def test_a_sender_that_dies_midway_leaves_no_mixture(
-    engine: Engine, sender: Process, breaking: Callable[[int], str], models: Models, run: Within, after: int
+    engine: Engine, folder: Path, breaking: Callable[[int], str], models: Models, run: Within, after: int
 ) -> None:
     run(engine.swap(str(models(seed=0)), next_version(engine, 0)))
     version = next_version(engine, 1)
     address = breaking(after)
+    location = f"{folder}/v{version:08d}"
 
     async def both() -> None:  # a request is in flight, and goes on
         going = asyncio.create_task(collect(engine, PROMPT, seed=8, max_tokens=250))
         await asyncio.sleep(0.1)
-        await engine.swap(str(models(seed=1)), version, address)
+        await engine.swap(location, version, address)
         await going
 
     run(both())
@@ -215,13 +240,21 @@ def test_a_sender_that_dies_midway_leaves_no_mixture(
 
 
 def test_half_received_weights_without_files_break_the_engine(
-    start: Callable[[], Engine], close: Callable[[Engine], None], breaking: Callable[[int], str], run: Within
+    start: Callable[[], Engine],
+    close: Callable[[Engine], None],
+    breaking: Callable[[int], str],
+    models: Models,
+    run: Within,
 ) -> None:
     engine = start()
     try:
+        with pytest.raises(WeightsError, match="did not come whole"):  # nothing was written yet
+            run(engine.swap(nowhere(1), 1, breaking(0)))
+        assert engine.failure == ""
+        assert holds(engine, run, models(seed=0))
         address = breaking(5)
         with pytest.raises(EngineError, match=r"failed midway.*no such folder"):
-            run(engine.swap(NOWHERE, 1, address))
+            run(engine.swap(nowhere(1), 1, address))
         assert "failed midway" in engine.failure
         assert engine.version == 0
     finally:
@@ -233,10 +266,11 @@ def test_a_frozen_sender_is_waited_for_within_bounds(
 ) -> None:
     from roq_worker import receiver
 
-    monkeypatch.setattr(receiver, "OFFER_S", 1.0)
     frozen = Process(folder)
     try:
-        run(engine.swap(NOWHERE, next_version(engine, 0), frozen.address))
+        version = next_version(engine, 0)
+        run(engine.swap(nowhere(version), version, frozen.address))
+        monkeypatch.setattr(receiver, "OFFER_S", 1.0)
         frozen.signal(signal.SIGSTOP)
         run(engine.swap(str(models(seed=1)), next_version(engine, 1), frozen.address))
         assert "nothing came within 1 s" in engine.trouble

@@ -9,10 +9,13 @@ On GPUs (NCCL) not yet run.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import itertools
 import logging
 import os
+import re
+import resource
 import secrets
 import select
 import socket
@@ -39,12 +42,13 @@ __all__ = ["Sender"]
 
 log = logging.getLogger("roq.trainer")
 
-AT_ONCE = 4  # workers that are sent to at the same time; each takes a buffer on the GPU
+AT_ONCE = 4  # workers that are sent to at the same time; each takes two buffers on the GPU
 HELLO_S = 10.0  # for the first line of a connection
 QUEUE_S = 120.0  # for a turn to be sent to; then the worker reads the files
 GO_S = 60.0  # from the offer until the worker's engine stands still
 START_S = 120.0  # importing torch from a cold disk takes a while
 RESTART_S = 10.0  # between two starts
+TURN_S = 300.0  # one turn; if it takes longer, something hangs that cannot be interrupted
 MOST_RANKS = 1024
 
 
@@ -72,6 +76,9 @@ class Sender:
         self._spawn()
         self._hear(START_S)
         if not self._address:
+            if self._process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(5)  # it is saying why
             self.close()
             raise ConfigError(
                 "the process that sends weights (run.transfer) does not start, its log says why; set "
@@ -84,28 +91,35 @@ class Sender:
         Raises:
             Fenced: another trainer has taken over.
         """
+        age_s = time.monotonic() - self._started_at
         if self._process is None or self._process.poll() is not None:
             self._address = ""
-            if time.monotonic() - self._started_at > RESTART_S:
+            if age_s > RESTART_S:
                 log.warning("the process that sends weights has ended; starting another")
                 self.close()
                 self._spawn()
         elif not self._address:
             self._hear(0.0)
+            if not self._address and age_s > START_S:
+                self.close()
         if self._address != self._announced:
             sched.serve(self._address, trainer)
             self._announced = self._address
 
     def _spawn(self) -> None:
         self._started_at = time.monotonic()
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
-            env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # it warns of addresses that have no name
-        )  # fmt: skip
+        try:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # it warns of addresses that have no name
+            )  # fmt: skip
+        except OSError as error:  # no memory, or too many processes, just now
+            log.warning("the process that sends weights cannot be started: %s", error)
 
     def _hear(self, limit_s: float) -> None:
-        """Its address is the first line it prints."""
-        assert self._process is not None
+        """Its address is all that it prints."""
+        if self._process is None:
+            return
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], limit_s)
         self._address = self._process.stdout.readline().decode().strip() if ready else ""
@@ -139,14 +153,21 @@ class _Server(socketserver.ThreadingTCPServer):
         if backend == "nccl":
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         self.turns = threading.BoundedSemaphore(AT_ONCE)
+        self.deadlines: dict[str, float] = {}  # of the turns that are taken
         self.names = itertools.count(1)
         meeting = socket.create_server((host, 0), family=self.address_family)
         self.port = meeting.getsockname()[1]
         self.store = TCPStore(
             host, self.port,
             is_master=True, wait_for_workers=False, master_listen_fd=meeting.detach(),
-            timeout=transfer.TIMEOUT,
+            timeout=transfer.MEET,
         )  # fmt: skip
+
+    def service_actions(self) -> None:
+        """Every half second."""
+        if any(time.monotonic() > deadline for deadline in list(self.deadlines.values())):
+            _say(f"a transfer has not ended within {TURN_S:.0f} s; ending, to be started again")
+            os._exit(1)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         _say(f"to {client_address[0]}: {_one_line(sys.exception())}")
@@ -158,7 +179,7 @@ class _Connection(socketserver.StreamRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # its host may vanish
+        transfer.notice_death(self.connection)
         hello = self._read(transfer.Hello, HELLO_S)
         if not hmac.compare_digest(hello.secret.encode(), self.server.secret.encode()):
             return self._write(transfer.Meeting(error="wrong secret; pin the newest weights again"))
@@ -175,7 +196,7 @@ class _Connection(socketserver.StreamRequestHandler):
         )
         try:
             while self._has_more():
-                self._serve(group, self._read(transfer.Ask, GO_S).version)
+                self._serve(group, name, self._read(transfer.Ask, GO_S).name)
         finally:
             group.close()
 
@@ -184,22 +205,25 @@ class _Connection(socketserver.StreamRequestHandler):
         self.connection.settimeout(None)
         return bool(self.rfile.peek(1))  # type: ignore[attr-defined]
 
-    def _serve(self, group: transfer.Group, version: int) -> None:
+    def _serve(self, group: transfer.Group, engine: str, wanted: str) -> None:
         if not self.server.turns.acquire(timeout=QUEUE_S):
             self._write(transfer.Offer(error=f"no turn within {QUEUE_S:.0f} s"))
             return
+        self.server.deadlines[engine] = time.monotonic() + TURN_S
         try:
             with ExitStack() as stack:
                 try:
-                    source = _Files(self.server.folder / f"v{version:08d}", stack)
-                except (OSError, ValueError) as error:
-                    self._write(transfer.Offer(error=f"version {version}: {_one_line(error)}"))
+                    source = _Files(self.server.folder, wanted, stack)
+                except (OSError, ValueError, transfer.TransferFailed) as error:
+                    self._write(transfer.Offer(error=f"{wanted}: {_one_line(error)}"))
                     return
                 offer = transfer.Offer(source.tensors, self.server.bucket)
                 self._write(offer)
                 self._read(transfer.Go, GO_S)
-                self._write(transfer.Done(transfer.send(group, source, offer, self.server.device)))
+                transfer.send(group, source, offer, self.server.device)
+                self._write(transfer.Done())
         finally:
+            del self.server.deadlines[engine]
             self.server.turns.release()
 
     def _read(self, kind: type[Any], limit_s: float) -> Any:
@@ -212,17 +236,18 @@ class _Connection(socketserver.StreamRequestHandler):
 
 
 class _Files(dict[str, torch.Tensor]):
-    """A version's tensors, mapped; they may be deleted meanwhile. ``tensors`` is what is offered.
+    """The tensors in the folder ``name``, mapped: it may be deleted. ``tensors`` is what is offered.
 
     Raises:
         OSError, ValueError: they cannot be read.
+        TransferFailed: they cannot be sent.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, name: str, stack: ExitStack) -> None:
         super().__init__()
         self.tensors: list[transfer.Tensor] = []
         self._files: dict[str, Any] = {}
-        paths = sorted(folder.glob("*.safetensors"))
+        paths = sorted((folder / name).glob("*.safetensors")) if _NAME.fullmatch(name) else []
         if not paths:
             raise ValueError("its files are not here")
         for path in paths:
@@ -230,18 +255,22 @@ class _Files(dict[str, torch.Tensor]):
                 file: Any = stack.enter_context(safe_open(path, framework="pt"))
             except Exception as error:  # safetensors' errors share no base class
                 raise ValueError(f"{path.name} cannot be read: {error}") from error
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                piece = file.get_slice(name)
-                dtype = _NAMES.get(str(piece.get_dtype()), str(piece.get_dtype()))
-                self.tensors.append(transfer.Tensor(name, dtype, list(piece.get_shape())))
-                self._files[name] = file
+            for key in file.keys():  # noqa: SIM118 - not a dict
+                piece = file.get_slice(key)
+                dtype = _DTYPES.get(str(piece.get_dtype()), str(piece.get_dtype()))
+                self.tensors.append(transfer.Tensor(key, dtype, list(piece.get_shape())))
+                self._files[key] = file
+        for tensor in self.tensors:
+            transfer.check(tensor)
 
     def __missing__(self, name: str) -> torch.Tensor:
         return self._files[name].get_tensor(name)  # not kept
 
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
 # safetensors' names of types, as torch has them
-_NAMES = {
+_DTYPES = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
     "I64": "int64", "I32": "int32", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
@@ -264,16 +293,27 @@ def _say(line: str) -> None:
 def main(folder: Path, backend: str, host: str) -> None:
     """Send weights to workers until the trainer that started this ends. Prints its address first."""
     watch_parent()
-    if backend == "nccl" and not torch.cuda.is_available():
-        raise click.ClickException('there is no GPU here for transfer = "nccl"; use "gloo"')
-    try:
-        server = _Server(host, folder, backend)
-    except (OSError, RuntimeError) as error:
-        raise click.ClickException(f"cannot listen on {host}: {_one_line(error)}") from None
-    with server:
+    # NCCL writes what it is asked to log to standard output, which nobody reads after the address.
+    with os.fdopen(os.dup(1), "w") as told:
+        os.dup2(2, 1)
+        _raise_limit()
+        if backend == "nccl" and not torch.cuda.is_available():
+            raise click.ClickException('there is no GPU here for transfer = "nccl"; use "gloo"')
+        try:
+            server = _Server(host, folder, backend)
+        except (OSError, RuntimeError) as error:
+            raise click.ClickException(f"cannot listen on {host}: {_one_line(error)}") from None
         shown = f"[{host}]" if ":" in host else host
-        print(f"{shown}:{server.server_address[1]}/{server.secret}", flush=True)
+        told.write(f"{shown}:{server.server_address[1]}/{server.secret}\n")
+    with server:
         server.serve_forever()
+
+
+def _raise_limit() -> None:
+    """An engine of one rank takes 9 file descriptors, one of eight 23."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS has a limit of its own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

@@ -131,6 +131,10 @@ def train(url: str, run: str, address: str | None = None) -> None:
         # Wait for the batch. The other ranks hear from rank 0 every few seconds.
 
         order = _dist.lead(partial(waiter.next, done, stop.is_set), Order)
+        if sender is not None and order.kind in ("train", "wait"):
+            _dist.lead(
+                partial(sender.announce, sched, trainer)
+            )  # while it waits too: workers may need it to go on
         if order.kind == "wait":
             # Only a checkpoint lets go of trained data: a full byte budget must not wait for the next one.
             if kept < done and _dist.lead(partial(bytes_are_short, sched), bool):
@@ -140,8 +144,6 @@ def train(url: str, run: str, address: str | None = None) -> None:
             break
         batch = order.batch
         laps.lap("wait_for_batch")
-        if sender is not None:
-            _dist.lead(partial(sender.announce, sched, trainer))
 
         # ---------------------------------------------------------------------------------------------
         # This replica's share of the batch, as micro batches

@@ -24,7 +24,7 @@ from roq.config import Rollout
 from roq.errors import ConfigError, RoqError
 from roq.processes import start_mark
 from roq.transfer import Offer, TransferFailed
-from roq.weight_store import fetch, is_url
+from roq.weight_store import StoreFailed, fetch, is_url
 from roq_worker import _cpu
 from roq_worker.model_folder import Shapes, WeightsError, check_model, read_shapes, resolve_model
 from roq_worker.receiver import Receiver
@@ -66,7 +66,8 @@ class Engine:
         tokenizer: the model's tokenizer (transformers).
         inflight: requests that are generating now.
         tokens: tokens sampled since the start.
-        trouble: why weights that the trainer sends were last read from files instead; empty if they came.
+        received: whether the weights of the last swap came from the trainer's sender.
+        trouble: why they did not, if they should have.
         progress_at: ``time.monotonic()`` of the last sign of life: an output, or a first request.
     """
 
@@ -79,7 +80,8 @@ class Engine:
         self._swapping = asyncio.Lock()
         self._receiver = Receiver(llm.vllm_config.parallel_config.world_size, self._meet)
         self._broken = ""
-        self.trouble = ""
+        self._mixed = False
+        self.received, self.trouble = False, ""
         self.version = version
         self.tokenizer: Any = llm.get_tokenizer()
         ends = llm.input_processor.generation_config_fields.get("eos_token_id") or []
@@ -111,7 +113,9 @@ class Engine:
         os.environ[WORKER] = f"{os.getpid()} {start_mark(os.getpid())}"
         # The worker has threads (the heartbeat) by now; forking them could deadlock the child.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-        folder = resolve_model(location)
+        if rollout.engine.get("data_parallel_size", 1) != 1:
+            raise ConfigError("rollout.engine.data_parallel_size: start so many workers instead")
+        folder = _started_from(location, version)
         max_model_len = max_prompt_tokens + rollout.max_tokens
         shapes, tied = check_model(folder, max_model_len)
         arguments: dict[str, Any] = {
@@ -206,8 +210,8 @@ class Engine:
     async def swap(self, location: str, version: int, sender: str = "") -> float:
         """Load other weights of the same shapes under the requests in flight, which all go on.
 
-        With a ``sender`` they are received from the trainer; :attr:`trouble` says why not when that fails and
-        they are read from ``location`` instead.
+        With a ``sender`` they are received from the trainer; when that fails (:attr:`trouble` says why), they
+        are read from ``location``.
 
         With ``kv_on_swap = "recompute"`` the KV cache in flight is computed again with the new weights, so
         that later log-probs equal the new model's; with "keep" it stays, and is cheaper and older.
@@ -216,44 +220,62 @@ class Engine:
             Seconds for which nothing was generated.
 
         Raises:
-            WeightsError, StoreFailed: the files cannot be read or do not fit; the old weights stay in use.
+            WeightsError, StoreFailed: they cannot be had or do not fit; the old weights stay in use.
             EngineError: the engine failed with some of the new weights written; do not use it again.
         """
         async with self._swapping, AsyncExitStack() as stack:
-            self.trouble = ""
-            offer = await self._offered(sender, version) if sender else None
+            self.received, self.trouble = False, ""
+            offer = await self._offered(sender, location) if sender else None
             folder = await self._folder(location, stack) if offer is None else None
             began = time.monotonic()
             try:
                 async with asyncio.timeout(SWAP_LIMIT_S):
                     recompute = self._rollout.kv_on_swap == "recompute"
                     await self._llm.pause_generation(mode="keep", clear_cache=recompute)
-                    if offer is not None and not await self._receive(offer):
-                        folder = await self._folder(location, stack)
-                    if folder is not None:
-                        await self._update({"path": str(folder)})
-                    await self._llm.finish_weight_update(str(version))
-                    self.version = version
+                    refused = await self._put(offer, folder, location, stack)
+                    if refused is None:
+                        await self._llm.update_weight_version(str(version))
+                        self.version = version
                     await self._llm.resume_generation()
             except Exception as error:
                 # It stays paused: tokens from half-written weights belong to no version.
-                self._broken = f"loading weights v{version} from {location} failed midway: {_one_line(error)}"
+                self._broken = f"loading weights v{version} failed midway: {_one_line(error)}"
                 raise EngineError(self._broken) from error
+            if refused is not None:
+                raise refused
             self.progress_at = time.monotonic()
             return self.progress_at - began
 
+    async def _put(
+        self, offer: Offer | None, folder: Path | None, location: str, stack: AsyncExitStack
+    ) -> RoqError | None:
+        """Load what is offered, or the files; returns why not, if nothing of either was written."""
+        try:
+            if offer is not None:
+                await self._receive(offer)
+            if not self.received:
+                await self._load({"path": str(folder or await self._folder(location, stack))})
+        except (WeightsError, StoreFailed) as error:
+            if self._mixed:
+                raise
+            return error
+        return None
+
     async def _folder(self, location: str, stack: AsyncExitStack) -> Path:
         """Weights that fit, as a folder on this host, while ``stack`` is open."""
-        folder = await stack.enter_async_context(_local(location))
-        if not folder.is_dir():
-            raise WeightsError(f"{folder}: there is no such folder; is it on a disk that this host shares?")
-        self._check_fit(str(folder), await asyncio.to_thread(read_shapes, folder))
+        try:
+            folder = await stack.enter_async_context(_local(location))
+            self._check_fit(str(folder), await asyncio.to_thread(_shapes_here, folder))
+        except (WeightsError, StoreFailed) as error:
+            if not self.trouble:
+                raise
+            raise type(error)(f"{error}; they were not received either: {self.trouble}") from error
         return folder
 
-    async def _offered(self, sender: str, version: int) -> Offer | None:
+    async def _offered(self, sender: str, location: str) -> Offer | None:
         """What the trainer is about to send; None when nothing will come."""
         try:
-            offer = await self._receiver.offer(sender, version)
+            offer = await self._receiver.offer(sender, location)
             self._check_fit("the trainer", {t.name: tuple(t.shape) for t in offer.tensors})
         except TransferFailed as error:
             self.trouble = str(error)
@@ -264,30 +286,28 @@ class Engine:
             return None
         return offer
 
-    async def _receive(self, offer: Offer) -> bool:
-        """Whether all tensors came; if not, some of the model may be overwritten."""
+    async def _receive(self, offer: Offer) -> None:
         self._receiver.go()
         try:
-            await self._update({"offer": msgspec.json.encode(offer)})
+            await self._load({"offer": msgspec.json.encode(offer)})
+            self.received = True
             await self._receiver.done()
-        except TransferFailed as error:  # only the sender's last word is missing
-            self.trouble = str(error)
-        except Exception as error:  # noqa: BLE001 - vLLM's own; the files are still there to be read
-            self.trouble = f"the trainer's weights did not come whole: {_one_line(error)}"
+        except WeightsError as error:
             self._receiver.close()
-            return False
-        return True
+            self.trouble = f"the trainer's weights did not come whole: {error}"
+        except TransferFailed:
+            pass  # all came, only the sender's last word did not; the next version meets another sender
 
-    async def _update(self, source: dict[str, Any]) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+    async def _load(self, source: dict[str, Any]) -> None:
+        """Load on every rank; notes whether the model is left with some of the new weights."""
+        ranks: list[tuple[bool, str]] = await self._llm.collective_rpc("roq_load", args=(source,))
+        errors = [error for _, error in ranks if error]
+        self._mixed = bool(errors) and (self._mixed or any(written for written, _ in ranks))
+        if errors:
+            raise WeightsError(errors[0])
 
-        await self._llm.start_weight_update()
-        await self._llm.update_weights(WeightTransferUpdateRequest(source))
-
-    async def _meet(self, place: dict[str, Any]) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-
-        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(place))
+    async def _meet(self, place: dict[str, Any]) -> str:
+        return next(filter(None, await self._llm.collective_rpc("roq_meet", args=(place,))), "")
 
     def _loaded(self, shapes: Shapes) -> Shapes:
         # Some exporters write the output layer even where it is the embedding; vLLM skips it.
@@ -362,6 +382,21 @@ def _start_vllm(arguments: dict[str, Any]) -> Any:
         return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
     except Exception as error:
         raise EngineError(f"vLLM did not start: {_one_line(error)}; its log says more") from error
+
+
+def _started_from(location: str, version: int) -> Path:
+    if version > 0 and not Path(location).is_dir():
+        raise ConfigError(
+            f"{location}: the weights of version {version} are not on this host; mount that folder here, "
+            "under the same path, or see docs/deploy.md for other ways to get weights to workers"
+        )
+    return resolve_model(location)
+
+
+def _shapes_here(folder: Path) -> Shapes:
+    if not folder.is_dir():
+        raise WeightsError(f"{folder}: there is no such folder; is it on a disk that this host shares?")
+    return read_shapes(folder)
 
 
 def _has_several_ranks(engine: Mapping[str, Any]) -> bool:

@@ -18,7 +18,6 @@ from roq.transfer import TransferFailed
 __all__ = ["Receiver"]
 
 CONNECT_S = 10.0
-MEET_S = 150.0  # for all ranks of the engine to meet the sender
 OFFER_S = 150.0  # for a turn among the workers; generation goes on meanwhile
 DONE_S = 30.0  # after the last byte
 
@@ -27,18 +26,18 @@ class Receiver:
     """A connection to the sender of the moment; it is opened when weights are asked for, and kept.
 
     Args:
-        ranks: of the engine. meet: brings them together with the sender.
+        ranks: of the engine. meet: brings them together with the sender; says why when it did not.
     """
 
-    def __init__(self, ranks: int, meet: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+    def __init__(self, ranks: int, meet: Callable[[dict[str, Any]], Awaitable[str]]) -> None:
         self._ranks = ranks
         self._meet = meet
         self._sender = ""
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def offer(self, sender: str, version: int) -> transfer.Offer:
-        """What of ``version`` will come from ``sender``, a worker's answer from ``pin``.
+    async def offer(self, sender: str, location: str) -> transfer.Offer:
+        """What will come of the weights at ``location`` from ``sender``, both a worker's answer from ``pin``.
 
         Raises:
             TransferFailed: the sender is not reached, or does not have it.
@@ -47,7 +46,9 @@ class Receiver:
             self.close()
         if self._writer is None:
             await self._connect(sender)
-        offer = await self._ask(transfer.Ask(version), transfer.Offer, OFFER_S)
+        offer = await self._ask(
+            transfer.Ask(location.rstrip("/").rpartition("/")[2]), transfer.Offer, OFFER_S
+        )
         if offer.error:  # the connection is as good as before
             raise TransferFailed(offer.error)
         return offer
@@ -67,26 +68,23 @@ class Receiver:
 
     async def _connect(self, sender: str) -> None:
         host, port, secret = transfer.split_address(sender)
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                self._reader, self._writer = await asyncio.open_connection(
-                    host, port, limit=transfer.LINE_BYTES
-                )
-        except (OSError, TimeoutError) as error:
-            raise TransferFailed(f"the trainer's sender at {host}:{port} is not reached: {error}") from None
+        self._reader, self._writer = await _open(host, port)
+        transfer.notice_death(self._writer.get_extra_info("socket"))
         meeting = await self._ask(transfer.Hello(secret, self._ranks), transfer.Meeting, CONNECT_S)
         if meeting.error:
             self.close()
             raise TransferFailed(meeting.error)
+        try:
+            _, probe = await _open(host, meeting.port)  # the engine stands still while its ranks try
+            probe.close()
+        except TransferFailed:
+            self.close()
+            raise
         place = {"backend": meeting.backend, "host": host, "port": meeting.port, "name": meeting.name}
         here = self._writer.get_extra_info("sockname")[0]
-        try:
-            async with asyncio.timeout(MEET_S):
-                await self._meet(place | {"size": self._ranks + 1, "address": here})
-        except Exception as error:
+        if trouble := await self._meet(place | {"size": self._ranks + 1, "address": here}):
             self.close()
-            what = " ".join(str(error).split()) or type(error).__name__
-            raise TransferFailed(f"the engine did not meet the sender at {host}:{port}: {what}") from error
+            raise TransferFailed(f"the engine did not meet the sender at {host}:{port}: {trouble}")
         self._sender = sender
 
     async def _ask(self, message: msgspec.Struct, kind: type[Any], limit_s: float) -> Any:
@@ -113,3 +111,15 @@ class Receiver:
             self._writer.close()
         self._reader = self._writer = None
         self._sender = ""
+
+
+async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            return await asyncio.open_connection(host, port, limit=transfer.LINE_BYTES)
+    except (OSError, TimeoutError) as error:
+        what = str(error) or "no answer"
+        raise TransferFailed(
+            f"the trainer's sender at {host}:{port} is not reached ({what}); if workers reach that host by "
+            "another address, start the trainer with --address; no firewall may be between them"
+        ) from None

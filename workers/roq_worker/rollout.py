@@ -209,9 +209,9 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
                 if newest.version > engine.version:
                     counters.swap_s += await engine.swap(newest.location, newest.version, newest.sender)
                     counters.swaps += 1
-                    counters.received += bool(newest.sender and not engine.trouble)
+                    counters.received += engine.received
                     if engine.trouble:
-                        say(f"weights v{newest.version} read from {newest.location}: {engine.trouble}")
+                        say(f"weights v{newest.version} are from {newest.location}: {engine.trouble}")
                 trouble, shown = "", shown | {"doing": "generating", "version": engine.version}
                 beat.renew_now()  # ends the pin on the old version
                 return

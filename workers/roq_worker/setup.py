@@ -55,7 +55,7 @@ async def start_engine(scheduler: AsyncScheduler, worker: str, job: Job, prompts
     """
     weight_store(job.run)  # a missing driver is found now, not with the first new weights
     weights = await scheduler.pin(worker)
-    if weights.sender and not _is_readable(weights.location):
+    if job.run.transfer != "files" and not _is_readable(weights.location):
         weights = await scheduler.pin(worker, version=0)
     engine = await Engine.start(
         weights.location,

@@ -37,6 +37,9 @@ from roq_worker.engine import BACKEND, WORKER
 __all__ = ["Meeting", "Source", "Transfer", "WorkerExtension"]
 
 
+Tensors = Generator[tuple[str, torch.Tensor]]
+
+
 @dataclass
 class Meeting(WeightTransferInitInfo):
     """Where all ranks of the engine meet the trainer's sender, as :class:`roq.transfer.Group` takes it."""
@@ -70,6 +73,7 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._group: transfer.Group | None = None
+        self.written = False  # by the last update: the model may hold some of the new weights
         # The engine would outlive a killed worker for ever. With several ranks this is not the worker's
         # child but a grandchild; the process between ends with us.
         worker, _, mark = os.environ[WORKER].partition(" ")
@@ -94,8 +98,9 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
             torch.cuda.synchronize()
 
     def receive_weights(self, update_info: Source) -> None:
-        tensors = _read(Path(update_info.path)) if update_info.path else self._received(update_info.offer)
-        with closing(tensors):
+        self.written = False
+        source = _read(Path(update_info.path)) if update_info.path else self._received(update_info.offer)
+        with closing(source), closing(self._noted(source)) as tensors:
             try:
                 # model.load_weights alone fails where layers are repacked after loading (oneDNN, quantized).
                 reload_weights(self.vllm_config, self.model, tensors, None, is_checkpoint_format=True)
@@ -105,7 +110,12 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
                 raise
         _cpu.refresh_tied_head(self.model)
 
-    def _received(self, offer: bytes) -> Generator[tuple[str, torch.Tensor]]:
+    def _noted(self, tensors: Tensors) -> Tensors:
+        for tensor in tensors:
+            self.written = True
+            yield tensor
+
+    def _received(self, offer: bytes) -> Tensors:
         assert self._group is not None, "init_transfer_engine comes first"
         try:
             expected = msgspec.json.decode(offer, type=transfer.Offer)
@@ -120,7 +130,7 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
             group.close()
 
 
-def _read(folder: Path) -> Generator[tuple[str, torch.Tensor]]:
+def _read(folder: Path) -> Tensors:
     # All files are opened (mapped) before the first write: deleting them later does no harm.
     files = [safe_open(file, framework="pt") for file in sorted(folder.glob("*.safetensors"))]
     for file in files:
@@ -132,4 +142,30 @@ WeightTransferEngineFactory.register_engine(BACKEND, Transfer)
 
 
 class WorkerExtension:
-    """Adds nothing to vLLM's worker; naming it makes the engine process import this module."""
+    """What the engine calls on every rank; naming it makes vLLM's workers import this module.
+
+    No exception leaves these: vLLM raises the first rank's and leaves the others' answers in their queues,
+    for the next call to find.
+    """
+
+    def roq_meet(self: Any, place: dict[str, Any]) -> str:
+        """Meet the trainer's sender; says why when that failed. Generation stands still meanwhile."""
+        try:
+            self.init_weight_transfer_engine(place)
+        except Exception as error:  # noqa: BLE001
+            return _one_line(error)
+        return ""
+
+    def roq_load(self: Any, source: dict[str, Any]) -> tuple[bool, str]:
+        """Load a :class:`Source`; whether anything was written, and why it failed, if it did."""
+        try:
+            self.start_weight_update()
+            self.update_weights(source)
+            self.finish_weight_update()
+        except Exception as error:  # noqa: BLE001
+            return self.weight_transfer_engine.written, _one_line(error)
+        return True, ""
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
