@@ -62,7 +62,7 @@ def _stored(newest: WeightsRef, job: Job | None) -> Finding:
         if job is None:
             return warn("weights", f"{location}: the run has no job that names its store, so it is not read")
         try:
-            whole = weight_store(job.run).is_whole(newest.version)
+            whole = weight_store(job.run).is_whole(location)
         except RoqError as error:
             return fail("weights", str(error))
         if not whole:
@@ -86,7 +86,7 @@ def files(job: Job) -> Iterator[Finding]:
     try:
         store = weight_store(job.run)
         if isinstance(store, FolderStore):
-            yield _writable("store", store.root)
+            yield _writable("store", store.local)
             return
         store.probe()
     except RoqError as error:

@@ -3,6 +3,10 @@
 ``[run] weights`` names it: nothing (``weights`` in the run's folder), another folder, or an fsspec URL such
 as ``s3://bucket/prefix`` or ``gs://…``. A version has a location, which is what ``publish`` tells workers.
 
+Every export has a name of its own, such as ``v00000007-3f9c21ab``, which ends its location: after Redis lost
+its last moments, or in a run created again, version 7 is other weights, under another name. So whoever has a
+copy by that name has these weights. Files under a location are written again only when they were lost.
+
 A version in a folder exists once its folder has its final name. An object store renames nothing: there a
 version exists once its manifest does, which is written last and holds every file's size and digest. A
 reader starts from the manifest and keeps nothing that does not agree with it.

@@ -11,45 +11,63 @@ from roq.checks import check_weights
 from roq.errors import ConfigError
 from roq.weight_store.remote import StoreFailed
 
-__all__ = ["FolderStore", "version_in"]
+__all__ = ["FolderStore", "is_in", "name_in", "new_name", "version_in"]
 
-_VERSION = re.compile(r"v(\d{8,})", re.ASCII)
+_VERSION = re.compile(r"v(\d{8,})(-[0-9a-f]+)?", re.ASCII)
 
 
 class FolderStore:
-    """Versions as folders in ``root``, on a disk that the trainer and all workers see under this path."""
+    """Versions as folders in ``local``, on a disk that the trainer and all workers see under this path."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, local: Path) -> None:
+        self.local = local
 
-    def target(self, version: int) -> Path:
-        """The folder that a version is exported to; it appears under this name when it is complete."""
-        return self.root / f"v{version:08d}"
+    def new(self, version: int) -> str:
+        """A location for an export of a version, another one each time; nothing is there yet."""
+        return str(self.local / new_name(version))
 
-    def put(self, version: int) -> str:
-        """Store what is in :meth:`target`; returns its location."""
-        return str(self.target(version))
+    def folder(self, location: str) -> Path:
+        """The folder that is exported to; it appears under this name when it is complete.
 
-    def is_whole(self, version: int) -> bool:
-        """Whether all files of a version are there, in full length."""
+        Raises:
+            StoreFailed: the location is not in this store.
+        """
+        return self.local / name_in(str(self.local), location)
+
+    def put(self, location: str) -> None:
+        """Store what is in :meth:`folder`, which is where it stays.
+
+        Raises:
+            StoreFailed: the location is not in this store.
+        """
+        self.folder(location)
+
+    def is_whole(self, location: str) -> bool:
+        """Whether all files of a version are there, in full length.
+
+        Raises:
+            StoreFailed: the location is not in this store.
+        """
+        folder = self.folder(location)
         try:
-            check_weights(self.target(version))
+            check_weights(folder)
         except ConfigError:
             return False
         return True
 
-    def stored(self) -> dict[int, str]:
-        """The versions that are there, whole or not, and where."""
-        return {v: str(self.root / name) for name in _names(self.root) if (v := version_in(name)) is not None}
+    def stored(self) -> dict[str, int]:
+        """Where versions are, whole or not, and which; of one version there may be several."""
+        names = [path.name for path in self.local.iterdir()] if self.local.is_dir() else []
+        return {str(self.local / name): v for name in names if (v := version_in(name)) is not None}
 
     def discard(self, location: str) -> None:
         """Delete a version; a location outside this store is left alone."""
-        if Path(location).parent == self.root:
+        if is_in(str(self.local), location):
             shutil.rmtree(location, ignore_errors=True)
 
     def clean(self) -> None:
         """Delete what a trainer left that died while it wrote."""
-        for left in self.root.glob(".tmp-*"):
+        for left in self.local.glob(".tmp-*"):
             shutil.rmtree(left)
 
     def probe(self) -> None:
@@ -58,20 +76,41 @@ class FolderStore:
         Raises:
             StoreFailed: that does not work here.
         """
-        probe = self.root / f".probe-{secrets.token_hex(4)}"
+        probe = self.local / f".probe-{secrets.token_hex(4)}"
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.local.mkdir(parents=True, exist_ok=True)
             probe.write_bytes(b"roq")
             probe.unlink()
         except OSError as error:
-            raise StoreFailed(f"{self.root}: weights cannot be written here: {error}") from None
+            raise StoreFailed(f"{self.local}: weights cannot be written here: {error}") from None
+
+
+def new_name(version: int) -> str:
+    """A name for an export of a version that no other export has."""
+    return f"v{version:08d}-{secrets.token_hex(4)}"
 
 
 def version_in(name: str) -> int | None:
-    """The version that a folder of this name holds, or None."""
+    """The version that is stored under this name, or None."""
     found = _VERSION.fullmatch(name)
     return int(found[1]) if found else None
 
 
-def _names(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+def is_in(store: str, location: str) -> bool:
+    """Whether a location is one of a version in this store."""
+    parent, _, name = location.rpartition("/")
+    return parent == store and version_in(name) is not None
+
+
+def name_in(store: str, location: str) -> str:
+    """The name under which this store has what is at ``location``.
+
+    Raises:
+        StoreFailed: it is elsewhere.
+    """
+    if not is_in(store, location):
+        raise StoreFailed(
+            f"{location} is not in {store}, where this job keeps its weights, and is left alone; "
+            "begin a new run, with [model] path set to weights that are whole"
+        )
+    return location.rpartition("/")[2]

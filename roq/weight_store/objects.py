@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from roq.weight_store.folder import FolderStore, version_in
+from roq.weight_store.folder import is_in, name_in, new_name, version_in
 from roq.weight_store.remote import (
     MANIFEST,
     File,
@@ -38,25 +38,31 @@ class ObjectStore:
     def __init__(self, url: str, local: Path, *, keep: bool = False) -> None:
         self.url = url.rstrip("/")
         self._keep = keep
-        self._local = FolderStore(local)
+        self.local = local
         self._fs, self._root = open_url(self.url)
 
-    def target(self, version: int) -> Path:
-        """The local folder that a version is exported to."""
-        return self._local.target(version)
+    def new(self, version: int) -> str:
+        """A location for an export of a version, another one each time; nothing is there yet."""
+        return f"{self.url}/{new_name(version)}"
 
-    def put(self, version: int) -> str:
-        """Store what is in :meth:`target`; returns its location. Blocks, and retries.
+    def folder(self, location: str) -> Path:
+        """The local folder that is exported to.
 
         Raises:
-            StoreFailed: the store did not take it.
+            StoreFailed: the location is not in this store.
         """
-        source = self.target(version)
-        location = f"{self.url}/{source.name}"
+        return self.local / name_in(self.url, location)
+
+    def put(self, location: str) -> None:
+        """Store what is in :meth:`folder`. Blocks, and retries.
+
+        Raises:
+            StoreFailed: the store did not take it, or the location is not in it.
+        """
+        source = self.folder(location)
         persist(location, lambda: self._put(source, f"{self._root}/{source.name}"))
         if not self._keep:
             shutil.rmtree(source, ignore_errors=True)
-        return location
 
     def _put(self, source: Path, prefix: str) -> None:
         remove(self._fs, [f"{prefix}/{MANIFEST}"])  # a version written again is no version meanwhile
@@ -69,14 +75,13 @@ class ObjectStore:
         manifest = Manifest(dict(parallel(put, sorted(source.iterdir()))))
         self._fs.pipe_file(f"{prefix}/{MANIFEST}", msgspec.json.encode(manifest))
 
-    def is_whole(self, version: int) -> bool:
+    def is_whole(self, location: str) -> bool:
         """Whether a version's manifest is there and all objects have the size that it says.
 
         Raises:
-            StoreFailed: the store does not answer.
+            StoreFailed: the store does not answer, or the location is not in it.
         """
-        name = self.target(version).name
-        prefix = f"{self._root}/{name}"
+        prefix = f"{self._root}/{name_in(self.url, location)}"
 
         def look() -> bool:
             self._fs.invalidate_cache()
@@ -85,12 +90,12 @@ class ObjectStore:
             return sizes == [file.bytes for file in manifest.files.values()]
 
         try:
-            return persist(f"{self.url}/{name}", look)
+            return persist(location, look)
         except Lost:
             return False
 
-    def stored(self) -> dict[int, str]:
-        """The versions that are there, whole or not, and where.
+    def stored(self) -> dict[str, int]:
+        """Where versions are, whole or not, and which; of one version there may be several.
 
         Raises:
             StoreFailed: the store does not answer.
@@ -104,15 +109,14 @@ class ObjectStore:
                 return []  # nothing was ever put there
 
         names = [path.rstrip("/").rpartition("/")[2] for path in persist(self.url, look)]
-        return {v: f"{self.url}/{name}" for name in names if (v := version_in(name)) is not None}
+        return {f"{self.url}/{name}": v for name in names if (v := version_in(name)) is not None}
 
     def discard(self, location: str) -> None:
         """Delete a version; a location outside this store is left alone, and so is a store that is away."""
-        if location.rpartition("/")[0] != self.url:
+        if not is_in(self.url, location):
             return
-        name = location.rpartition("/")[2]
-        self._local.discard(str(self._local.root / name))
-        prefix = f"{self._root}/{name}"
+        shutil.rmtree(self.folder(location), ignore_errors=True)
+        prefix = f"{self._root}/{name_in(self.url, location)}"
         try:
             # The manifest goes first: what is half deleted is no version.
             remove(self._fs, [f"{prefix}/{MANIFEST}"])
@@ -122,7 +126,7 @@ class ObjectStore:
 
     def clean(self) -> None:
         """Delete what a trainer left on its disk that died before a version was stored."""
-        shutil.rmtree(self._local.root, ignore_errors=True)
+        shutil.rmtree(self.local, ignore_errors=True)
 
     def probe(self) -> None:
         """Write, read back and delete a small object.

@@ -38,7 +38,8 @@ def fetch(location: str) -> Generator[Path]:
     """A local folder with the weights at ``location``, for as long as the context lasts. Blocks.
 
     A folder is used as it is. Of an object store, a host keeps one copy of one version, which its workers
-    share: the first one fetches it, the others wait for that.
+    share: the first one fetches it, the others wait for that. No two exports have the same name, so a copy
+    that is there is of these weights.
 
     Raises:
         StoreFailed: it cannot be fetched, or what came is not what the manifest says.

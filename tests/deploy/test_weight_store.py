@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,18 @@ def save(folder: Path, value: float = 0.0) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
+def put(store: Store, version: int, value: float = 0.0, at: str | None = None) -> str:
+    """Export a version as the trainer does; returns where it is."""
+    location = at or store.new(version)
+    save(store.folder(location), value)
+    store.put(location)
+    return location
+
+
+def name(location: str) -> str:
+    return location.rpartition("/")[2]
+
+
 def read(location: str) -> dict[str, bytes]:
     with fetch(location) as folder:
         return {file.name: file.read_bytes() for file in folder.iterdir()}
@@ -61,40 +74,94 @@ def read(location: str) -> dict[str, bytes]:
 
 def test_what_is_put_is_what_is_fetched(store: Store) -> None:
     store.probe()
-    assert not store.is_whole(7)
-    files = save(store.target(7), 1.0)
-    location = store.put(7)
-    assert store.is_whole(7)
+    location = store.new(7)
+    assert not store.is_whole(location)
+    files = save(store.folder(location), 1.0)
+    store.put(location)
+    assert store.is_whole(location)
     assert read(location) == files
-    (version,) = store.stored()
-    assert store.stored() == {version: location}
+    assert store.stored() == {location: 7}
     store.discard(location)
-    assert not store.is_whole(7)
+    assert not store.is_whole(location)
     store.discard(location)  # twice is once
     assert store.stored() == {}
+
+
+def test_two_exports_of_a_version_share_nothing(store: Store) -> None:
+    """Another timeline's version 7 is other weights: neither is found where the other one is."""
+    first, second = put(store, 7, 1.0), put(store, 7, 2.0)
+    assert first != second
+    assert all(re.fullmatch(r"v00000007-[0-9a-f]{8}", name(location)) for location in (first, second))
+    assert store.stored() == {first: 7, second: 7}
+    assert read(first) != read(second)
+    store.discard(first)
+    assert not store.is_whole(first)
+    assert store.is_whole(second)
+    assert store.stored() == {second: 7}
+
+
+def test_a_hosts_copy_of_another_timelines_version_is_not_taken(store: Store, tmp_path: Path) -> None:
+    """Redis lost its tail, or the run was created again in this place, while this host has the old copy."""
+    old = put(store, 7, 1.0)
+    assert read(old)
+    store.discard(old)  # the trainer has no use for it; a worker's host is not asked
+    new = put(store, 7, 2.0)
+    wanted = save(tmp_path / "wanted", 2.0)
+    assert read(new) == wanted
+
+
+def test_what_was_lost_is_stored_again_where_it_was(store: Store, tmp_path: Path) -> None:
+    location = put(store, 7, 1.0)
+    lost = Path(location.removeprefix("file://"))
+    if isinstance(store, ObjectStore):
+        store._fs.rm_file(f"{store._root}/{name(location)}/model.safetensors")
+    else:
+        (lost / "model.safetensors").unlink()
+        (lost / "config.json").unlink()
+        lost.rmdir()
+    assert not store.is_whole(location)
+    put(store, 7, 1.0, at=location)
+    assert store.is_whole(location)
+    assert store.stored() == {location: 7}
+    assert read(location) == save(tmp_path / "wanted", 1.0)
+
+
+def test_a_killed_trainer_leaves_nothing_that_is_not_listed_or_cleaned(store: Store) -> None:
+    """Half an export is cleaned away; whole ones, under names of any release, are listed."""
+    kept = put(store, 7)
+    other = store.new(8)
+    save(store.folder(other).with_name(f".tmp-{name(other)}"))
+    earlier = f"{kept.rpartition('/')[0]}/v00000006"
+    put(store, 6, at=earlier)
+    store.clean()
+    assert not list(store.local.glob(".tmp-*"))
+    assert store.stored() == {kept: 7, earlier: 6}
 
 
 def test_a_trainer_that_sends_weights_keeps_its_copy(s3: str, tmp_path: Path) -> None:
     run = Run(name="r", dir=str(tmp_path / "run"), weights=f"{s3}/run", transfer="gloo")
     store = weight_store(run)
-    files = save(store.target(7), 1.0)
-    location = store.put(7)
-    assert {file.name: file.read_bytes() for file in store.target(7).iterdir()} == files
-    assert read(location) == files
+    location = put(store, 7, 1.0)
+    kept = store.local / name(location)
+    assert {file.name: file.read_bytes() for file in kept.iterdir()} == read(location)
     store.discard(location)
-    assert not store.target(7).exists()
+    assert not kept.exists()
     assert store.stored() == {}
 
 
-def test_a_location_elsewhere_is_never_deleted(store: Store, tmp_path: Path) -> None:
-    save(store.target(7))
-    inside = store.put(7)
-    save(tmp_path / "other" / "v00000007")
-    elsewhere = tmp_path / "other" / "v00000007"
-    for location in (str(elsewhere), "s3://roq-weights/other/v00000007", f"{inside}/x"):
+def test_a_location_elsewhere_is_never_deleted_or_written(store: Store, tmp_path: Path) -> None:
+    inside = put(store, 7)
+    elsewhere = tmp_path / "other" / name(inside)
+    save(elsewhere)
+    root = inside.rpartition("/")[0]
+    s3 = f"s3://roq-weights/other/{name(inside)}"
+    for location in (str(elsewhere), s3, f"{inside}/x", f"{root}/..", f"{root}/", root):
         store.discard(location)
+        for action in (store.folder, store.put, store.is_whole):
+            with pytest.raises(StoreFailed, match=r"is not in .*begin a new run"):
+                action(location)
     assert elsewhere.is_dir()
-    assert store.is_whole(7)
+    assert store.is_whole(inside)
 
 
 def objects(store: ObjectStore) -> list[str]:
@@ -106,7 +173,8 @@ def test_a_version_exists_once_its_manifest_does(
     remote: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer dies before the last object: the version is nobody's, and the next try makes it whole."""
-    files = save(remote.target(1))
+    location = remote.new(1)
+    files = save(remote.folder(location))
     pipe = remote._fs.pipe_file
 
     def dies(*_: Any) -> None:
@@ -114,27 +182,28 @@ def test_a_version_exists_once_its_manifest_does(
 
     monkeypatch.setattr(remote._fs, "pipe_file", dies)
     with pytest.raises(KeyboardInterrupt):
-        remote.put(1)
-    assert objects(remote) == ["v00000001/config.json", "v00000001/model.safetensors"]
-    assert not remote.is_whole(1)
+        remote.put(location)
+    assert objects(remote) == [f"{name(location)}/{file}" for file in ("config.json", "model.safetensors")]
+    assert remote.stored() == {location: 1}, "to be deleted once another export of it is published"
+    assert not remote.is_whole(location)
     with pytest.raises(StoreFailed, match="no complete version"):
-        read(f"{remote.url}/v00000001")
+        read(location)
     monkeypatch.setattr(remote._fs, "pipe_file", pipe)
-    assert read(remote.put(1)) == files
+    remote.put(location)
+    assert read(location) == files
 
 
 def test_other_bytes_than_those_put_are_refused(remote: ObjectStore) -> None:
-    save(remote.target(1))
-    location = remote.put(1)
-    path = f"{remote._root}/v00000001/model.safetensors"
+    location = put(remote, 1)
+    path = f"{remote._root}/{name(location)}/model.safetensors"
     good = remote._fs.cat_file(path)
     remote._fs.pipe_file(path, b"\0" * len(good))
     with pytest.raises(StoreFailed, match="not the bytes"):
         read(location)
     remote._fs.pipe_file(path, good[:-1])
-    assert not remote.is_whole(1)
+    assert not remote.is_whole(location)
     remote._fs.rm_file(path)
-    assert not remote.is_whole(1)
+    assert not remote.is_whole(location)
     with pytest.raises(StoreFailed):
         read(location)
     remote._fs.pipe_file(path, good)
@@ -142,9 +211,8 @@ def test_other_bytes_than_those_put_are_refused(remote: ObjectStore) -> None:
 
 
 def test_a_manifest_cannot_write_outside_the_cache(remote: ObjectStore, tmp_path: Path) -> None:
-    save(remote.target(1))
-    location = remote.put(1)
-    path = f"{remote._root}/v00000001/manifest.json"
+    location = put(remote, 1)
+    path = f"{remote._root}/{name(location)}/manifest.json"
     manifest = json.loads(remote._fs.cat_file(path))
     manifest["files"]["../../../evil"] = manifest["files"]["config.json"]
     remote._fs.pipe_file(path, json.dumps(manifest).encode())
@@ -164,10 +232,7 @@ with fetch(sys.argv[1]) as folder:
 
 def test_a_host_keeps_one_copy_and_none_is_taken_from_under_a_reader(remote: ObjectStore) -> None:
     """Two processes read version 1; version 2 waits for them, then takes its place; kill -9 lets go."""
-    locations = {}
-    for version in (1, 2):
-        save(remote.target(version), float(version))
-        locations[version] = remote.put(version)
+    locations = {version: put(remote, version, float(version)) for version in (1, 2)}
 
     def reader(version: int) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", FETCH, locations[version]]
@@ -187,8 +252,8 @@ def test_a_host_keeps_one_copy_and_none_is_taken_from_under_a_reader(remote: Obj
         first.kill()
         second.kill()
         assert third.stdout is not None
-        assert Path(third.stdout.readline().strip()).name == "v00000002"
-        assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == ["v00000002"]
+        assert Path(third.stdout.readline().strip()).name == name(locations[2])
+        assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == [name(locations[2])]
     finally:
         for process in (first, second, third):
             if process is not None:

@@ -275,12 +275,14 @@ def test_an_object_store(job: Job, folder: Path, durable: Server, monkeypatch: p
             sched.complete(claim, trajectory())
         assert sched.take("t0") is not None
         store = weight_store(loaded.run)
-        shutil.copytree(folder / "model", store.target(1))
-        sched.publish(1, store.put(1), "t0")
+        location = store.new(1)
+        shutil.copytree(folder / "model", store.folder(location))
+        store.put(location)
+        sched.publish(1, location, "t0")
     lines = {line.name: line for line in examine(durable.url, "demo", loaded)}
     assert lines["store"].text == f"{there}: an object was written, read and deleted"
-    assert (lines["weights"].state, lines["weights"].text) == ("ok", f"{there}/v00000001, whole")
-    (folder / "objects" / "v00000001" / "model.safetensors").write_bytes(b"short")
+    assert (lines["weights"].state, lines["weights"].text) == ("ok", f"{location}, whole")
+    (Path(location.removeprefix("file://")) / "model.safetensors").write_bytes(b"short")
     assert {line.name: line for line in examine(durable.url, "demo", None)}["weights"].state == "failed"
     shutil.rmtree(folder / "objects")
     (folder / "objects").write_text("in the way")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -152,11 +153,13 @@ def test_trains_to_the_end(prepare, ranks: dict[str, int], kind: str) -> None:
         "step_00000004",
     ]
     kept = sorted(path.name for path in (setup.dir / "weights").iterdir())
-    assert kept[-1] == "v00000004"
+    with setup.connect() as sched:
+        newest = Path(sched.weights()[-1].location)
+    assert newest == setup.dir / "weights" / kept[-1]
+    assert re.fullmatch(r"v00000004-[0-9a-f]{8}", newest.name)
     assert len(kept) <= 2  # the newest, and one that the worker may still have pinned
     assert Path(setup.job.model.path).is_dir()
-    published = setup.dir / "weights" / "v00000004" / "model.safetensors"
-    assert published.stat().st_mode & 0o044, "workers that are other users read it too"
+    assert (newest / "model.safetensors").stat().st_mode & 0o044, "workers that are other users read it too"
 
 
 def test_ranks_end_with_torchrun(prepare) -> None:
@@ -212,11 +215,16 @@ def test_a_stopped_and_a_killed_trainer_go_on_where_they_were(prepare) -> None:
     assert setup.log().count("the run is over after 8 updates") == 2
 
 
-def test_weights_go_to_an_object_store(prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Published once they are complete there; deleted there; written again when they were lost there."""
+@pytest.mark.parametrize("kind", ["", "file://"])
+def test_weights_of_a_trainer_that_is_killed(
+    prepare, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder and in an object store: those that were lost are written again where they are registered;
+    what the killed one left goes, whatever its name.
+    """
     monkeypatch.setenv("ROQ_CACHE", str(tmp_path / "cache"))
     store = tmp_path / "objects" / "run"
-    setup = prepare(protocol={"total_steps": 6}, checkpoint_every=2, keep_weights=1, store=f"file://{store}")
+    setup = prepare(protocol={"total_steps": 6}, checkpoint_every=2, keep_weights=1, store=f"{kind}{store}")
     with playing(setup.connect):
         trainer = setup.start()
         setup.until(lambda: len(setup.lines()) >= 3, trainer)
@@ -224,19 +232,27 @@ def test_weights_go_to_an_object_store(prepare, tmp_path: Path, monkeypatch: pyt
         trainer.wait(30)
         with setup.connect() as sched:
             newest = sched.pin("someone")
-        assert newest.location == f"file://{store}/v{newest.version:08d}"
-        lost = store / f"v{newest.version:08d}" / "model.safetensors"
+        assert re.fullmatch(rf"{kind}{store}/v{newest.version:08d}-[0-9a-f]{{8}}", newest.location)
+        lost = Path(newest.location.removeprefix(kind)) / "model.safetensors"
         lost.unlink()
-        shutil.copytree(lost.parent, store / "v00000001", dirs_exist_ok=True)  # unregistered, never deleted
+        # Unregistered and never deleted, exported and never published, by an older release.
+        left = [store / name for name in ("v00000001-0badcafe", f"v{newest.version + 1:08d}-0", "v00000001")]
+        for folder in left:
+            shutil.copytree(lost.parent, folder)
 
         trainer = setup.start()
         setup.until(lost.exists, trainer)
+        assert not left[0].exists()
+        assert not left[2].exists()
         assert trainer.wait(90) == 0, setup.log()
-    with fetch(f"file://{store}/v00000006") as folder:
+    with setup.connect() as sched:
+        last = sched.weights()[-1]
+    assert last.version == 6
+    with fetch(last.location) as folder:
         check_weights(folder)
     assert not list((setup.dir / "weights").glob("*")), "what was stored does not stay on the trainer's disk"
-    assert len([path for path in store.iterdir() if (path / "manifest.json").exists()]) <= 3
-    assert not (store / "v00000001").exists()
+    assert len(list(store.iterdir())) <= 3
+    assert not left[1].exists()
 
 
 def test_says_what_it_waits_for_and_gives_up_when_no_worker_lives(prepare) -> None:

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from roq import Scheduler, Status
+from roq import Scheduler, Status, WeightsRef
 from roq.errors import ConfigError, StateLost
 from roq.weight_store import FolderStore
 from roq_trainer import _cpu, checkpoint, weights
 from roq_trainer.model import check_parallel, find_model, read_shape
-from roq_trainer.train import newest_is_lost
+from roq_trainer.train import lost_newest
 
 
 @pytest.fixture
@@ -119,11 +119,15 @@ def test_a_checkpoint_that_was_cut_short_is_not_picked(tmp_path: Path) -> None:
 
 def test_weights_that_were_lost_are_noticed(models: Path, tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
-    folder = store.target(1)
-    published = SimpleNamespace(status=lambda: Status(version=1))
+    location = store.new(1)
+    folder = store.folder(location)
+    registered = [WeightsRef(version=0, location="base"), WeightsRef(version=1, location=location)]
+    published = SimpleNamespace(status=lambda: Status(version=1), weights=lambda: registered)
 
     def lost(version: int = 1) -> bool:
-        return newest_is_lost(cast("Scheduler", published), version, store)
+        found = lost_newest(cast("Scheduler", published), version, store)
+        assert found in (None, location), "written again where it is registered"
+        return found is not None
 
     assert lost()
     assert not lost(2), "only the published version is anybody's"

@@ -134,11 +134,12 @@ def test_weights_from_an_object_store(
 ) -> None:
     monkeypatch.setenv("ROQ_CACHE", str(tmp_path / "cache"))
     store = ObjectStore(f"file://{tmp_path}/objects", tmp_path / "exported")
-    shutil.copytree(models(seed=1), store.target(7))
-    location = store.put(7)
+    location = store.new(7)
+    shutil.copytree(models(seed=1), store.folder(location))
+    store.put(location)
     version = engine.version
     with pytest.raises(StoreFailed, match="no complete version"):
-        run(engine.swap(location.replace("v00000007", "v00000008"), version + 1))
+        run(engine.swap(store.new(8), version + 1))
     assert engine.version == version
     run(engine.swap(location, version + 1))
     draft = run(collect(engine, PROMPT, seed=4))

@@ -22,6 +22,7 @@ import math
 import signal
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from roq.config import Job
 from roq.errors import ConfigError, RoqError
 from roq.jobs import read_job
 from roq.processes import unique_name
-from roq.weight_store import FolderStore, ObjectStore, weight_store
+from roq.weight_store import FolderStore, ObjectStore, StoreFailed, weight_store
 from roq_trainer import _dist, checkpoint, data, logs, loss, metrics, model, step, weights
 from roq_trainer._cpu import megatron_device
 from roq_trainer.sender import Sender
@@ -100,10 +101,15 @@ def train(url: str, run: str, address: str | None = None) -> None:
     if first:
         store.clean()  # after a trainer that died while writing
     _dist.lead(partial(discard_leftovers, sched, store))
-    if done and _dist.lead(partial(newest_is_lost, sched, done, store), bool):
+
+    def export(location: str) -> None:
+        """Write the model as it is, and store it there."""
+        weights.export(net, shape, source, store.folder(location))
+        _dist.lead(partial(store.put, location))
+
+    if done and (lost := _dist.lead(partial(lost_newest, sched, done, store), str | None)):
         log.warning("the files of the published version %d were lost; writing them again", done)
-        weights.export(net, shape, source, store.target(done))
-        _dist.lead(partial(store.put, done), str)
+        export(lost)
     trainer = unique_name()
     waiter = Waiter(sched, trainer, training, job.protocol.batch_size)
     if first:
@@ -121,7 +127,7 @@ def train(url: str, run: str, address: str | None = None) -> None:
 
     sender: Sender | None = None
     if job.run.transfer != "files":
-        sender = Sender(job.run.transfer, store.target(0).parent, address or own_address(url))
+        sender = Sender(job.run.transfer, store.local, address or own_address(url))
         _dist.lead(sender.start)  # on rank 0 alone
     journal = logs.Logs(job, done) if first else None
     began = time.perf_counter()
@@ -187,11 +193,12 @@ def train(url: str, run: str, address: str | None = None) -> None:
 
         # ---------------------------------------------------------------------------------------------
         # Publish: the version exists from here on. A batch trained again was published long ago, but when
-        # its files were lost since, they are written again.
+        # its files were lost since, they are written again, where they are registered.
 
-        if not batch.replay or _dist.lead(partial(newest_is_lost, sched, done, store), bool):
-            weights.export(net, shape, source, store.target(done))
-            location = _dist.lead(partial(store.put, done), str)
+        where = partial(lost_newest, sched, done, store) if batch.replay else partial(store.new, done)
+        location = _dist.lead(where, str | None)
+        if location is not None:
+            export(location)
             figures = metrics.figures(row | metrics.spent(laps.seconds))
             _dist.lead(partial(sched.publish, done, location, trainer, figures))
             _dist.lead(partial(discard_old_weights, sched, trainer, training.keep_weights, store))
@@ -260,21 +267,33 @@ def bytes_are_short(sched: Scheduler) -> bool:
     return limit is not None and sched.status().payload_bytes >= limit
 
 
-def newest_is_lost(sched: Scheduler, done: int, store: FolderStore | ObjectStore) -> bool:
-    """Whether version ``done`` is the published one and its files are not there or not whole."""
-    return sched.status().version == done and not store.is_whole(done)
+def lost_newest(sched: Scheduler, done: int, store: FolderStore | ObjectStore) -> str | None:
+    """Where version ``done`` is registered, if it is the published one and its files there are not whole.
+
+    Raises:
+        StoreFailed: the store does not answer, or the version is registered elsewhere.
+    """
+    published = sched.status().version
+    registered = {weights.version: weights.location for weights in sched.weights()}
+    location = registered.get(done) if done == published else None
+    return location if location is not None and not store.is_whole(location) else None
 
 
 def discard_leftovers(sched: Scheduler, store: FolderStore | ObjectStore) -> None:
-    """Delete stored versions that nobody knows any more: a trainer died after it had unregistered them."""
+    """Delete stored versions that nobody knows any more: those that were unregistered, or never published."""
     published = sched.status().version  # first: a version up to this one is registered, or was retired
     known = {weights.location for weights in sched.weights()}
-    for version, location in store.stored().items():
+    for location, version in store.stored().items():
         if version <= published and location not in known:
             store.discard(location)
 
 
 def discard_old_weights(sched: Scheduler, trainer: str, keep: int, store: FolderStore | ObjectStore) -> None:
-    """Unregister versions that nobody needs, then delete their files; never anything outside the store."""
+    """Unregister versions that nobody needs, then delete their files; never anything outside the store.
+
+    And what a trainer left of the version just published, that died before it had published it.
+    """
     for old in sched.retire_weights(trainer, keep):
         store.discard(old.location)
+    with suppress(StoreFailed):  # old files can wait
+        discard_leftovers(sched, store)

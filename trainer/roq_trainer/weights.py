@@ -232,7 +232,7 @@ def export(model: torch.nn.Module, shape: ModelShape, source: Path, target: Path
 
     Args:
         source: the folder whose ``config.json`` and tokenizer files are copied.
-        target: the new folder; an unpublished one left by a crash is replaced.
+        target: the new folder; one that is there, whose files were lost, is replaced.
     """
     if parallel_state.get_data_parallel_rank() == 0:
         tensors = _gather(model, shape)
