@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -247,20 +248,19 @@ def own_address(url: str) -> str:
     """The address of this host on the network that leads to the server; nothing is sent.
 
     Raises:
-        ConfigError: the URL cannot be understood, or its host's name does not resolve.
+        ConfigError: the URL cannot be understood, or none of its hosts' names resolves.
     """
     target = _parse(url)
-    host, port = target.hosts[0] if target.hosts else _host_of(target.url)
-    if not host:
-        return "127.0.0.1"
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(place)
-            own = probe.getsockname()[0]
-    except OSError as error:
-        raise ConfigError(f"no way to the server's host {host}: {error}") from None
-    return "127.0.0.1" if own == "::1" else own
+    for host, port in target.hosts or [_host_of(target.url)]:
+        if not host:
+            return "127.0.0.1"
+        with suppress(OSError):
+            family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(place)
+                own: str = probe.getsockname()[0]
+                return "127.0.0.1" if own == "::1" else own
+    raise ConfigError(f"no host of {masked(url)} resolves; start the trainer with --address")
 
 
 def _host_of(url: str) -> tuple[str, int]:

@@ -270,3 +270,14 @@ def test_delta_and_prefix_join_spans() -> None:
     draft.add(Delta([4, 5, 6], [-1.0] * 3, [(0, 1), (2, 2)], "stop"))
     assert draft.segments == [(0, 4), (2, 2)]
     assert draft.prefix.tokens.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_starts_that_cannot_work(models: Models, run: Within) -> None:
+    def refused(location: str, version: int, message: str, **engine: object) -> None:
+        settings = Rollout(max_tokens=8, max_concurrency=1, engine=engine)
+        with pytest.raises(ConfigError, match=message):
+            run(Engine.start(location, version, settings, dtype="float32", max_prompt_tokens=8))
+
+    refused("/nowhere/v00000003-0a1b2c3d", 3, "weights of version 3 are not on this host; mount that folder")
+    refused("/nowhere/model", 0, "model.path = '/nowhere/model': there is no such folder")
+    refused(str(models(seed=0)), 0, "start so many workers instead", data_parallel_size=2)

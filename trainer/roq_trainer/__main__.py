@@ -33,8 +33,8 @@ __all__ = ["main"]
 @click.option(
     "--address",
     envvar="ROQ_TRAINER_ADDRESS",
-    help="An address of this host that workers reach, to send weights from ([run] transfer). By default the "
-    "one on the way to the server.",
+    help="One of this host's own addresses that workers reach, to send weights from ([run] transfer). By "
+    "default the one on the way to the server.",
 )
 def main(url: str, run: str, address: str | None) -> None:
     """Train a run's model until the run ends. With several ranks, start it by torchrun.

@@ -63,6 +63,7 @@ class Sender:
     def __init__(self, backend: str, folder: Path, host: str) -> None:
         self._command = [sys.executable, "-m", "roq_trainer.sender", "--folder", str(folder)]
         self._command += ["--backend", backend, "--host", host]
+        self._host = host
         self._process: subprocess.Popen[bytes] | None = None
         self._address = self._announced = ""
         self._started_at = 0.0
@@ -75,6 +76,8 @@ class Sender:
         """
         self._spawn()
         self._hear(START_S)
+        if self._address.startswith(("127.", "localhost")):
+            log.info("weights are sent from %s: workers on other hosts need --address here", self._host)
         if not self._address:
             if self._process is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):

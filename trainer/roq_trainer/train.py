@@ -22,7 +22,6 @@ import math
 import signal
 import threading
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +36,7 @@ from roq.config import Job
 from roq.errors import ConfigError, RoqError
 from roq.jobs import read_job
 from roq.processes import unique_name
-from roq.weight_store import FolderStore, ObjectStore, StoreFailed, weight_store
+from roq.weight_store import FolderStore, ObjectStore, weight_store
 from roq_trainer import _dist, checkpoint, data, logs, loss, metrics, model, step, weights
 from roq_trainer._cpu import megatron_device
 from roq_trainer.sender import Sender
@@ -130,7 +129,7 @@ def train(url: str, run: str, address: str | None = None) -> None:
         sender = Sender(job.run.transfer, store.local, address or own_address(url))
         _dist.lead(sender.start)  # on rank 0 alone
     journal = logs.Logs(job, done) if first else None
-    began = time.perf_counter()
+    began, tidy = time.perf_counter(), False
     laps = metrics.Laps()
     while True:
         # ---------------------------------------------------------------------------------------------
@@ -202,6 +201,9 @@ def train(url: str, run: str, address: str | None = None) -> None:
             figures = metrics.figures(row | metrics.spent(laps.seconds))
             _dist.lead(partial(sched.publish, done, location, trainer, figures))
             _dist.lead(partial(discard_old_weights, sched, trainer, training.keep_weights, store))
+            if not tidy:  # the version just published may have been exported before, by one that died then
+                _dist.lead(partial(discard_leftovers, sched, store))
+                tidy = True
         laps.lap("export")
 
         # ---------------------------------------------------------------------------------------------
@@ -289,11 +291,6 @@ def discard_leftovers(sched: Scheduler, store: FolderStore | ObjectStore) -> Non
 
 
 def discard_old_weights(sched: Scheduler, trainer: str, keep: int, store: FolderStore | ObjectStore) -> None:
-    """Unregister versions that nobody needs, then delete their files; never anything outside the store.
-
-    And what a trainer left of the version just published, that died before it had published it.
-    """
+    """Unregister versions that nobody needs, then delete their files; never anything outside the store."""
     for old in sched.retire_weights(trainer, keep):
         store.discard(old.location)
-    with suppress(StoreFailed):  # old files can wait
-        discard_leftovers(sched, store)

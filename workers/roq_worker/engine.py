@@ -10,37 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from roq.config import Rollout
-from roq.errors import ConfigError, RoqError
-from roq.processes import start_mark
+from roq.errors import RoqError
 from roq.transfer import Offer, TransferFailed
 from roq.weight_store import StoreFailed, fetch, is_url
-from roq_worker import _cpu
-from roq_worker.model_folder import Shapes, WeightsError, check_model, read_shapes, resolve_model
+from roq_worker.model_folder import Shapes, WeightsError, read_shapes
 from roq_worker.receiver import Receiver
+from roq_worker.vllm_start import EngineError, start_vllm
 
-__all__ = ["BACKEND", "WORKER", "Delta", "Engine", "EngineError"]
+__all__ = ["Delta", "Engine", "EngineError"]
 
-BACKEND = "roq"  # the weight-transfer backend that roq_worker.weight_transfer registers
-
-WORKER = "ROQ_WORKER_PROCESS"  # tells the engine's processes whom to end with: "pid mark"
 SWAP_LIMIT_S = 240.0  # a large model from a slow disk takes minutes, a hung engine for ever
 
 Segments = list[tuple[int, int]]
-
-
-class EngineError(RoqError):
-    """vLLM failed or died; what it was generating is lost to this worker."""
 
 
 @dataclass(frozen=True)
@@ -106,35 +98,13 @@ class Engine:
                 return await cls.start(
                     str(copy), version, rollout, dtype=dtype, max_prompt_tokens=max_prompt_tokens
                 )
-        _cpu.set_environment()
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of addresses that have no name
-        os.environ[WORKER] = f"{os.getpid()} {start_mark(os.getpid())}"
-        # The worker has threads (the heartbeat) by now; forking them could deadlock the child.
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-        if rollout.engine.get("data_parallel_size", 1) != 1:
-            raise ConfigError("rollout.engine.data_parallel_size: start so many workers instead")
-        folder = _started_from(location, version)
-        max_model_len = max_prompt_tokens + rollout.max_tokens
-        shapes, tied = check_model(folder, max_model_len)
-        arguments: dict[str, Any] = {
-            "model": str(folder),
-            "dtype": dtype,
-            "max_model_len": max_model_len,
-            "max_num_seqs": rollout.max_concurrency,
-            "logprobs_mode": "processed_logprobs",  # after temperature: what sampling really used
-            "disable_log_stats": True,
-            "use_tqdm_on_load": False,
-            **_cpu.engine_arguments(max_model_len, several_ranks=_has_several_ranks(rollout.engine)),
-            **rollout.engine,
-            "worker_extension_cls": "roq_worker.weight_transfer.WorkerExtension",
-        }
         # In a thread: starting takes seconds to minutes, and the loop must keep answering meanwhile.
         # Handed over in a list: an idle thread keeps its last result alive, and with it vLLM's sockets.
-        started: list[Any] = []
-        await asyncio.to_thread(lambda: started.append(_start_vllm(arguments)))
-        llm = started.pop()
+        started: list[tuple[Any, Shapes, bool]] = []
+        limit = max_prompt_tokens + rollout.max_tokens
+        start = partial(start_vllm, location, version, rollout, dtype=dtype, max_model_len=limit)
+        await asyncio.to_thread(lambda: started.append(start()))
+        llm, shapes, tied = started.pop()
         engine = cls(llm, version, shapes, tied, rollout)
         await llm.update_weight_version(str(version))
         return engine
@@ -367,40 +337,10 @@ async def _local(location: str) -> AsyncGenerator[Path]:
         copy.__exit__(None, None, None)
 
 
-def _start_vllm(arguments: dict[str, Any]) -> Any:
-    from vllm.config import WeightTransferConfig
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    arguments["weight_transfer_config"] = WeightTransferConfig(backend=BACKEND)
-    try:
-        engine_args = AsyncEngineArgs(**arguments)
-        config = engine_args.create_engine_config()
-    except (TypeError, ValueError) as error:  # pydantic's error is a ValueError
-        raise ConfigError(f"vLLM refuses the model or [rollout.engine]: {_one_line(error)}") from error
-    try:
-        return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
-    except Exception as error:
-        raise EngineError(f"vLLM did not start: {_one_line(error)}; its log says more") from error
-
-
-def _started_from(location: str, version: int) -> Path:
-    if version > 0 and not Path(location).is_dir():
-        raise ConfigError(
-            f"{location}: the weights of version {version} are not on this host; mount that folder here, "
-            "under the same path, or see docs/deploy.md for other ways to get weights to workers"
-        )
-    return resolve_model(location)
-
-
 def _shapes_here(folder: Path) -> Shapes:
     if not folder.is_dir():
         raise WeightsError(f"{folder}: there is no such folder; is it on a disk that this host shares?")
     return read_shapes(folder)
-
-
-def _has_several_ranks(engine: Mapping[str, Any]) -> bool:
-    return any(engine.get(size, 1) != 1 for size in ("tensor_parallel_size", "pipeline_parallel_size"))
 
 
 def _one_line(error: Exception) -> str:

@@ -32,7 +32,7 @@ from vllm.model_executor.model_loader.reload.inplace import reload_weights
 from roq import transfer
 from roq._orphans import end_with
 from roq_worker import _cpu
-from roq_worker.engine import BACKEND, WORKER
+from roq_worker.vllm_start import BACKEND, WORKER
 
 __all__ = ["Meeting", "Source", "Transfer", "WorkerExtension"]
 

@@ -1,0 +1,95 @@
+"""Starts vLLM: its arguments, its environment, and what its failures mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from roq.config import Rollout
+from roq.errors import ConfigError, RoqError
+from roq.processes import start_mark
+from roq_worker import _cpu
+from roq_worker.model_folder import Shapes, check_model, resolve_model
+
+__all__ = ["BACKEND", "WORKER", "EngineError", "start_vllm"]
+
+BACKEND = "roq"  # the weight-transfer backend that roq_worker.weight_transfer registers
+WORKER = "ROQ_WORKER_PROCESS"  # tells the engine's processes whom to end with: "pid mark"
+
+
+class EngineError(RoqError):
+    """vLLM failed or died; what it was generating is lost to this worker."""
+
+
+def start_vllm(
+    location: str, version: int, rollout: Rollout, *, dtype: str, max_model_len: int
+) -> tuple[Any, Shapes, bool]:
+    """Start vLLM on a Hugging Face folder or hub name. Blocks for seconds to minutes.
+
+    Returns:
+        The ``AsyncLLM``, the shape of every tensor of the model, and whether its embeddings are tied.
+
+    Raises:
+        ConfigError: the model or the engine arguments cannot work.
+        EngineError: vLLM did not start.
+    """
+    _cpu.set_environment()
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of addresses that have no name
+    os.environ[WORKER] = f"{os.getpid()} {start_mark(os.getpid())}"
+    # The worker has threads (the heartbeat) by now; forking them could deadlock the child.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    if rollout.engine.get("data_parallel_size", 1) != 1:
+        raise ConfigError("rollout.engine.data_parallel_size: start so many workers instead")
+    folder = _started_from(location, version)
+    shapes, tied = check_model(folder, max_model_len)
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "max_num_seqs": rollout.max_concurrency,
+        "logprobs_mode": "processed_logprobs",  # after temperature: what sampling really used
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        **_cpu.engine_arguments(max_model_len, several_ranks=_has_several_ranks(rollout.engine)),
+        **rollout.engine,
+        "worker_extension_cls": "roq_worker.weight_transfer.WorkerExtension",
+    }
+    return _start(arguments), shapes, tied
+
+
+def _start(arguments: dict[str, Any]) -> Any:
+    from vllm.config import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    arguments["weight_transfer_config"] = WeightTransferConfig(backend=BACKEND)
+    try:
+        engine_args = AsyncEngineArgs(**arguments)
+        config = engine_args.create_engine_config()
+    except (TypeError, ValueError) as error:  # pydantic's error is a ValueError
+        raise ConfigError(f"vLLM refuses the model or [rollout.engine]: {_one_line(error)}") from error
+    try:
+        return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+    except Exception as error:
+        raise EngineError(f"vLLM did not start: {_one_line(error)}; its log says more") from error
+
+
+def _started_from(location: str, version: int) -> Path:
+    if version > 0 and not Path(location).is_dir():
+        raise ConfigError(
+            f"{location}: the weights of version {version} are not on this host; mount that folder here, "
+            "under the same path, or see docs/deploy.md for other ways to get weights to workers"
+        )
+    return resolve_model(location)
+
+
+def _has_several_ranks(engine: Mapping[str, Any]) -> bool:
+    return any(engine.get(size, 1) != 1 for size in ("tensor_parallel_size", "pipeline_parallel_size"))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
