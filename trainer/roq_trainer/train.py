@@ -201,7 +201,7 @@ def train(url: str, run: str, address: str | None = None) -> None:
             figures = metrics.figures(row | metrics.spent(laps.seconds))
             _dist.lead(partial(sched.publish, done, location, trainer, figures))
             _dist.lead(partial(discard_old_weights, sched, trainer, training.keep_weights, store))
-            if not tidy:  # the version just published may have been exported before, by one that died then
+            if not (tidy or batch.replay):  # one that died may have exported this version before
                 _dist.lead(partial(discard_leftovers, sched, store))
                 tidy = True
         laps.lap("export")
