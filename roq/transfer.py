@@ -220,25 +220,12 @@ def _dtype(tensor: Tensor) -> torch.dtype:
 
 
 def check(tensor: Tensor) -> None:
-    """Whether it can be sent.
+    """Refuse a tensor that cannot be sent.
 
     Raises:
-        TransferFailed: not one of this type.
+        TransferFailed: it is of an unusual type.
     """
     _dtype(tensor)
-
-
-def notice_death(connection: socket.socket) -> None:
-    """Have a connection fail soon after the other host has vanished; by default that takes hours."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", SILENT_S // 2),
-        ("TCP_KEEPINTVL", SILENT_S // 4),
-        ("TCP_KEEPCNT", 2),
-        ("TCP_USER_TIMEOUT", SILENT_S * 1000),
-    ):
-        if hasattr(socket, option):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def buckets(tensors: Iterable[Tensor], limit: int) -> Iterator[list[tuple[Tensor, int]]]:
@@ -294,7 +281,7 @@ def receive(group: Group, offer: Offer, device: torch.device) -> Iterator[tuple[
     for bucket, buffer in _ahead(buffers()):
         if (
             buffer.is_cuda
-        ):  # made in another thread, on another stream: not to be reused before this one is done
+        ):  # made on another thread's stream: not to be reused before this one is done with it
             buffer.record_stream(torch.cuda.current_stream(device))
         yield from ((tensor.name, _part(buffer, tensor, offset)) for tensor, offset in bucket)
 
@@ -314,6 +301,19 @@ def _synchronize(device: torch.device) -> None:
 
 
 # ---- lines ---------------------------------------------------------------------------------------
+
+
+def notice_death(connection: socket.socket) -> None:
+    """Have a connection fail soon after the other host has vanished; by default that takes hours."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", SILENT_S // 2),
+        ("TCP_KEEPINTVL", SILENT_S // 4),
+        ("TCP_KEEPCNT", 2),
+        ("TCP_USER_TIMEOUT", SILENT_S * 1000),
+    ):
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def decode(line: bytes, kind: type[Any]) -> Any:
