@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from roq._findings import Finding, fail, ok, warn
 from roq._text import size
 from roq.checks import check_model, check_weights
@@ -31,27 +33,35 @@ def model(job: Job) -> Finding:
     return ok("model", job.model.path)
 
 
-def weights(newest: WeightsRef | None, job: Job | None) -> Finding:
+def weights(newest: WeightsRef | None, job: Job | None, *, ended: bool) -> Finding:
     """The newest published version, as a worker on this host would get it."""
     if newest is None or not newest.location:
         return warn("weights", "where the newest are is not registered; the run was published to by hand")
     stored = _stored(newest, job)
-    if not newest.sender:
+    if ended or job is None or job.run.transfer == "files":
         return stored
-    sender = newest.sender.rpartition("/")[0]  # without the secret
-    if _is_reached(sender):
+    where = newest.sender.rpartition("/")[0]  # without the secret
+    if not where:
+        lost = "the trainer does not send them just now (it starts, or is away)"
+    elif _answers(newest.sender):
         if stored.state == "ok":
-            return ok("weights", f"{stored.text}; the trainer sends them too, from {sender}")
-        return ok("weights", f"sent by the trainer from {sender}, which is reached; as files: {stored.text}")
-    lost = f"the trainer sends them from {sender}, which is not reached from here (ROQ_TRAINER_ADDRESS)"
-    return warn("weights", f"{lost}; {stored.text}") if stored.state == "ok" else fail("weights", lost)
+            return ok("weights", f"{stored.text}; the trainer sends them too, from {where}")
+        return ok("weights", f"sent by the trainer from {where}, which answers; as files: {stored.text}")
+    else:
+        lost = f"the trainer sends them from {where}, which does not answer here (ROQ_TRAINER_ADDRESS)"
+    if stored.state == "ok":
+        return warn("weights", f"{lost}; workers read {stored.text}")
+    return fail("weights", f"{lost}; {stored.text}")
 
 
-def _is_reached(place: str) -> bool:
+def _answers(sender: str) -> bool:
+    place, _, secret = sender.rpartition("/")
     host, _, port = place.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S):
-            return True
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S) as connection:
+            # An engine of no ranks: it is sent away, so something is alive there.
+            connection.sendall(msgspec.json.encode({"secret": secret, "ranks": 0}) + b"\n")
+            return bool(connection.recv(1))
     except (OSError, ValueError):
         return False
 

@@ -93,6 +93,11 @@ METRICS = (
         "Seconds of all workers: idle (nothing in flight), blocked (free places, refused), reserve_wait",
         "why",
     ),
+    _counter(
+        "roq_weight_loads_total",
+        "Weights loaded by running engines: received from the trainer, or read",
+        "how",
+    ),
     _histogram("roq_weight_sync_seconds", "An engine stood still to load new weights, each time"),
     # the server
     _histogram(

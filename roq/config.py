@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -442,6 +442,19 @@ def load_job(path: str | Path) -> Job:
 
 
 def _plain(message: str) -> str:
-    """msgspec's message with its JSON path written as a TOML key."""
+    """msgspec's message with its JSON path written as a TOML key, and the choices where there are some."""
     match = re.fullmatch(r"(.*) - at `\$\.?(.*)`", message)
-    return f"{match[2]}: {match[1]}" if match and match[2] else message.removesuffix(" - at `$`")
+    if not match or not match[2]:
+        return message.removesuffix(" - at `$`")
+    what = match[1]
+    if what.startswith("Invalid enum value"):
+        what += f"; one of {', '.join(map(repr, _choices(match[2])))}"
+    return f"{match[2]}: {what}"
+
+
+def _choices(key: str) -> tuple[str, ...]:
+    """Of ``section.key``, or of a key of :class:`RunConfig`."""
+    kind: Any = Job if "." in key else RunConfig
+    for name in key.split("."):
+        kind = get_type_hints(kind)[name]
+    return next((get_args(part) for part in (kind, *get_args(kind)) if get_origin(part) is Literal), ())

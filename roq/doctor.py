@@ -73,7 +73,7 @@ def examine(url: str | None, run: str | None, job: Job | None) -> Iterator[Findi
                     yield _run(status, broken)
                     yield from _processes(status)
                     if status.version > 0:
-                        yield files.weights(newest, job)
+                        yield files.weights(newest, job, ended=status.ended)
         yield server.memory(info, job, status)
     if job is not None:
         yield from files.files(job)

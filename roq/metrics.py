@@ -79,6 +79,7 @@ class Exporter:
         self._trainer_wait = histogram("roq_trainer_wait_seconds", SECONDS)
         self._swap = histogram("roq_weight_sync_seconds", SECONDS)
         self._attempts = counter("roq_worker_attempts_total", "outcome")
+        self._loads = counter("roq_weight_loads_total", "how")
         self._generated = counter("roq_generated_tokens_total").labels(run)
         self._time = counter("roq_worker_seconds_total", "why")
         for event in (*EVENTS, "other"):  # what a newer library adds counts as the latter
@@ -206,7 +207,9 @@ class Exporter:
         for why in ("idle", "blocked", "reserve_wait"):
             self._time.labels(self._run, why).inc(risen(f"{why}_s"))
         self._generated.inc(risen("tokens"))
-        swaps = round(risen("swaps"))
+        swaps, received = round(risen("swaps")), round(risen("received"))
+        self._loads.labels(self._run, "received").inc(received)
+        self._loads.labels(self._run, "read").inc(max(0, swaps - received))
         for _ in range(swaps):
             self._swap.observe(risen("swap_s") / swaps)
 

@@ -119,11 +119,15 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """Sender: the tensors that will come, in this order, put together up to ``bucket`` bytes."""
+    """Sender: the tensors that will come, in this order, put together up to ``bucket`` bytes.
+
+    ``queued``: it is not this worker's turn yet; another offer follows.
+    """
 
     tensors: list[Tensor] = []
     bucket: int = BUCKET_BYTES
     error: str = ""
+    queued: bool = False
 
 
 class Go(msgspec.Struct, frozen=True):

@@ -113,7 +113,8 @@ function M.open(keys)
   local key = M.keys(keys)
   local config = redis.call("HMGET", key.config, unpack(config_fields))
   if not config[1] then
-    refuse.with("NO_RUN", "there is no such run on this server; create it first (roq init)")
+    local name = string.match(keys[1], "{(.*)}") or keys[1]
+    refuse.with("NO_RUN", "there is no run '%s' on this server; create it first (roq init)", name)
   end
   local state = redis.call("HMGET", key.state, unpack(state_fields))
   return {

@@ -167,6 +167,7 @@ def _workers(picture: Status, config: RunConfig) -> None:
     if not picture.workers:
         click.echo("no worker is attached")
         return
+    sent = any(worker_figure(worker, "received") not in ("-", "0") for worker in picture.workers)
     rows: list[tuple[object, ...]] = []
     for worker in picture.workers:
         error = ""
@@ -175,9 +176,11 @@ def _workers(picture: Status, config: RunConfig) -> None:
         heartbeat = f"{clock(heartbeat_age(worker, config))} ago" if worker.lease_left_s > 0 else "expired"
         speed, done = worker_figure(worker, "tokens_per_s"), worker_figure(worker, "completed")
         row = (worker.worker, worker_version(worker), worker.claims, speed, done, heartbeat)
-        rows.append((*row, clock(worker.since_s), worker_doing(worker), error))
-    header = ("worker", "version", "in flight", "tokens/s", "done", "heartbeat", "up", "does", "last error")
-    table(header, rows, "<>>>>>><<")
+        received = (f"{worker_figure(worker, 'received')}/{worker_figure(worker, 'swaps')}",) if sent else ()
+        rows.append((*row, clock(worker.since_s), *received, worker_doing(worker), error))
+    header = ("worker", "version", "in flight", "tokens/s", "done", "heartbeat", "up")
+    header += (("received",) if sent else ()) + ("does", "last error")
+    table(header, rows, "<>>>>>>" + ">" * sent + "<<")
 
 
 @click.command()

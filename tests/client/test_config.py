@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roq import ConfigError, InvalidTrajectory, RoqError, RunConfig, Scheduler, Trajectory
 from roq._session import is_transient
-from roq.config import Reward
+from roq.config import Reward, load_job
 from tests.conftest import Server
 from tests.protocol.play import trajectory
+
+JOB = Path(__file__).parents[2] / "examples" / "gcd.toml"
 
 
 @pytest.mark.parametrize(
@@ -190,3 +194,25 @@ def test_names_of_functions_that_cannot_be(name: str) -> None:
         RunConfig(eta=1, batch_size=1, post_process=name).checked()
     with pytest.raises(ValueError, match="module:function"):
         Reward(function=name)
+
+
+@pytest.mark.parametrize(
+    ("key", "choices"),
+    [
+        ("run.transfer", "'files', 'nccl', 'gloo'"),
+        ("protocol.on_drop", "'requeue', 'discard'"),
+        ("rollout.kv_on_swap", "'recompute', 'keep'"),
+    ],
+)
+def test_a_wrong_choice_names_the_right_ones(tmp_path: Path, key: str, choices: str) -> None:
+    section, name = key.split(".")
+    lines = [line for line in JOB.read_text().splitlines() if not line.startswith(f"{name} ")]
+    lines.insert(lines.index(f"[{section}]") + 1, f'{name} = "typo"')
+    (tmp_path / "job.toml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=re.escape(f"{key}: Invalid enum value 'typo'; one of {choices}")):
+        load_job(tmp_path / "job.toml")
+
+
+def test_a_wrong_choice_in_python_too() -> None:
+    with pytest.raises(ConfigError, match="on_drop: Invalid enum value 'typo'; one of 'requeue', 'discard'"):
+        RunConfig(eta=1, batch_size=1, on_drop="typo").checked()  # type: ignore[arg-type]

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 from roq import RunConfig, Scheduler, UnknownRun, _library, doctor, load_job
+from roq._findings_files import weights
 from roq.cli import main
 from roq.doctor import Finding, examine
 from roq.jobs import create_run
 from roq.server import EmbeddedServer
+from roq.types import WeightsRef
 from roq.weight_store import weight_store
 from tests.cli.conftest import folder, job  # noqa: F401 - fixtures
 from tests.conftest import KINDS, Server
@@ -214,13 +221,6 @@ def test_what_is_wrong_with_a_run(server: Server, tmp_path: Path, monkeypatch: p
             sched.publish(version + 1, location, "t0")
             assert line("weights").state == state
             assert said in line("weights").text
-        with socket.create_server(("127.0.0.1", 0)) as sender:
-            there = f"127.0.0.1:{sender.getsockname()[1]}"
-            sched.serve(f"{there}/secret", "t0")
-            assert (line("weights").state, "secret" in line("weights").text) == ("ok", False)
-            assert f"sent by the trainer from {there}, which is reached" in line("weights").text
-        assert line("weights").state == "failed"
-        assert f"the trainer sends them from {there}, which is not reached" in line("weights").text
         sched.reserve("w0", 3, 1)
         monkeypatch.setattr(doctor, "SILENT_S", -1)
         assert "start it again" in line("trainer").text
@@ -318,3 +318,51 @@ def test_a_run_with_its_own_server(job: Job, folder: Path) -> None:  # noqa: F81
 def test_bad_arguments() -> None:
     done = CliRunner().invoke(main, ["doctor"])
     assert (done.exit_code, "check what?" in done.stderr) == (2, True)
+
+
+@contextmanager
+def answering() -> Iterator[str]:
+    """A sender's address, where somebody answers each line with one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        asked = json.loads(connection.makefile().readline())
+                        if asked == {"secret": "s3cret", "ranks": 0}:
+                            connection.sendall(b"{}\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}/s3cret"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_weights_that_are_sent(tmp_path: Path, job: Job) -> None:  # noqa: F811
+    loaded = load_job(job(run__transfer="gloo"))
+    here, there = tmp_path / "v00000001-0a1b2c3d", "/nowhere/v00000001-0a1b2c3d"
+    here.mkdir()
+    save_file({"a": np.zeros(4, np.float32)}, here / "model.safetensors")
+
+    def told(location: Path | str, sender: str, *, ended: bool = False) -> tuple[str, str]:
+        finding = weights(WeightsRef(version=1, location=str(location), sender=sender), loaded, ended=ended)
+        assert "s3cret" not in finding.text
+        return finding.state, finding.text
+
+    with answering() as sender:
+        state, text = told(here, sender)
+        assert (state, "the trainer sends them too" in text) == ("ok", True)
+        state, text = told(there, sender)
+        assert (state, "which answers; as files" in text) == ("ok", True)
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as hung:  # it accepts, and says nothing
+        state, text = told(here, f"127.0.0.1:{hung.getsockname()[1]}/s3cret")
+        assert (state, "does not answer here" in text) == ("warning", True)
+    assert told(there, "127.0.0.1:1/s3cret")[0] == "failed"
+    state, text = told(here, "")
+    assert (state, "does not send them just now" in text) == ("warning", True)
+    assert told(there, "")[0] == "failed"
+    assert told(here, "127.0.0.1:1/s3cret", ended=True)[0] == "ok"

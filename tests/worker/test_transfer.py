@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,7 +93,7 @@ def breaking_sender(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     """A sender that dies when it has sent so many buffers, of 4 KiB each."""
     from roq_trainer import sender as sending
 
-    server = sending._Server("127.0.0.1", folder, "gloo")
+    server = sending._Server("127.0.0.1", folder, "gloo", 2)
     server.bucket = 4096
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -166,7 +167,7 @@ def test_what_cannot_be_received_is_read(
     host = sender.address.rpartition(":")[0]
     (folder / "wide").symlink_to(models(seed=0, intermediate_size=96))
     cases = {
-        (f"{host}:1/secret", "any"): "is not reached",
+        (f"{host}:1/secret", "any"): "no sender at 127.0.0.1:1",
         (sender.address + "x", "any"): "wrong secret",
         ("rubbish", "any"): "not where a trainer sends weights from",
         (sender.address, "unknown"): "unknown: its files are not here",
@@ -200,7 +201,7 @@ def test_a_sender_that_died_and_its_successor(
     run(engine.swap(nowhere(version), version, first.address))
     first.end()
     run(engine.swap(str(models(seed=1)), version + 1, first.address))
-    assert "has left" in engine.trouble
+    assert "ended the connection" in engine.trouble
     assert holds(engine, run, models(seed=1))
     second = Process(folder)
     try:
@@ -273,7 +274,12 @@ def test_a_frozen_sender_is_waited_for_within_bounds(
         monkeypatch.setattr(receiver, "OFFER_S", 1.0)
         frozen.signal(signal.SIGSTOP)
         run(engine.swap(str(models(seed=1)), next_version(engine, 1), frozen.address))
-        assert "nothing came within 1 s" in engine.trouble
+        assert "said nothing within 1 s" in engine.trouble
+        began = time.monotonic()
+        run(engine.swap(str(models(seed=0)), engine.version + 1, frozen.address))
+        assert time.monotonic() - began < 0.9, "it is not waited for again"
+        assert "did not answer a moment ago" in engine.trouble
+        run(engine.swap(str(models(seed=1)), engine.version + 1, frozen.address))
         assert holds(engine, run, models(seed=1))
     finally:
         frozen.signal(signal.SIGCONT)

@@ -36,7 +36,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from roq import Scheduler, transfer
 from roq._orphans import watch_parent
-from roq.errors import ConfigError
+from roq.errors import ConfigError, Refused
 
 __all__ = ["Sender"]
 
@@ -45,9 +45,11 @@ log = logging.getLogger("roq.trainer")
 AT_ONCE = 4  # workers that are sent to at the same time; each takes two buffers on the GPU
 HELLO_S = 10.0  # for the first line of a connection
 QUEUE_S = 120.0  # for a turn to be sent to; then the worker reads the files
+QUEUED_S = 3.0  # a worker in the queue is told so, this often
 GO_S = 60.0  # from the offer until the worker's engine stands still
 START_S = 120.0  # importing torch from a cold disk takes a while
 RESTART_S = 10.0  # between two starts
+BEAT_S = 30.0  # one that gave no sign of life for so long hangs
 TURN_S = 300.0  # one turn; if it takes longer, something hangs that cannot be interrupted
 MOST_RANKS = 1024
 
@@ -63,10 +65,11 @@ class Sender:
     def __init__(self, backend: str, folder: Path, host: str) -> None:
         self._command = [sys.executable, "-m", "roq_trainer.sender", "--folder", str(folder)]
         self._command += ["--backend", backend, "--host", host]
-        self._host = host
+        self._backend, self._host = backend, host
         self._process: subprocess.Popen[bytes] | None = None
         self._address = self._announced = ""
-        self._started_at = 0.0
+        self._started_at = self._beat_at = 0.0
+        self._told = b""
 
     def start(self) -> None:
         """Start it, and wait until it listens.
@@ -74,43 +77,57 @@ class Sender:
         Raises:
             ConfigError: it does not start.
         """
-        self._spawn()
-        self._hear(START_S)
-        if self._address.startswith(("127.", "localhost")):
-            log.info("weights are sent from %s: workers on other hosts need --address here", self._host)
-        if not self._address:
-            if self._process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(5)  # it is saying why
-            self.close()
+        if self._backend == "nccl" and not torch.cuda.is_available():
             raise ConfigError(
-                "the process that sends weights (run.transfer) does not start, its log says why; set "
-                'ROQ_TRAINER_ADDRESS to an address of this host, or transfer = "files"'
+                'run.transfer = "nccl", but no GPU is visible to the trainer; use "gloo" or "files"'
             )
+        self._spawn()
+        self._listen(START_S)
+        if self._address:
+            if self._address.startswith("127."):
+                log.info("weights are sent from %s: workers on other hosts need --address here", self._host)
+            return
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)  # it is saying why
+        self.close()
+        raise ConfigError(
+            f"the process that sends weights (run.transfer) does not start on {self._host}; the lines above "
+            'say why. Set ROQ_TRAINER_ADDRESS to one of this host\'s addresses, or transfer = "files"'
+        )
 
     def announce(self, sched: Scheduler, trainer: str) -> None:
-        """Tell workers where it is, if they do not know; one that ended is started again. Waits for neither.
+        """Tell workers where it is, if they do not know; one that ended or hangs is started again.
+
+        Waits for nothing of it.
 
         Raises:
             Fenced: another trainer has taken over.
         """
-        age_s = time.monotonic() - self._started_at
+        self._listen(0.0)
+        now = time.monotonic()
+        if self._process is not None and now - self._beat_at > (BEAT_S if self._address else START_S):
+            log.warning("the process that sends weights gives no sign of life; ending it")
+            self.close()
         if self._process is None or self._process.poll() is not None:
             self._address = ""
-            if age_s > RESTART_S:
+            if now - self._started_at > RESTART_S:
                 log.warning("the process that sends weights has ended; starting another")
                 self.close()
                 self._spawn()
-        elif not self._address:
-            self._hear(0.0)
-            if not self._address and age_s > START_S:
-                self.close()
         if self._address != self._announced:
             sched.serve(self._address, trainer)
             self._announced = self._address
 
+    def leave(self, sched: Scheduler, trainer: str) -> None:
+        """Take its address back and end it."""
+        with contextlib.suppress(Refused):
+            sched.serve("", trainer)
+        self.close()
+
     def _spawn(self) -> None:
-        self._started_at = time.monotonic()
+        self._started_at = self._beat_at = time.monotonic()
+        self._told = b""
         try:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
@@ -119,17 +136,25 @@ class Sender:
         except OSError as error:  # no memory, or too many processes, just now
             log.warning("the process that sends weights cannot be started: %s", error)
 
-    def _hear(self, limit_s: float) -> None:
-        """Its address is all that it prints."""
-        if self._process is None:
+    def _listen(self, limit_s: float) -> None:
+        """Take in what it wrote: a line with its address, then a dot for every half second that it lives."""
+        if self._process is None or self._process.stdout is None:
             return
-        assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], limit_s)
-        self._address = self._process.stdout.readline().decode().strip() if ready else ""
+        pipe = self._process.stdout.fileno()
+        while select.select([pipe], [], [], 0.0 if self._address else limit_s)[0]:
+            data = os.read(pipe, 1 << 16)
+            if not data:
+                return
+            self._beat_at = time.monotonic()
+            if not self._address:
+                self._told += data
+                address, line, _ = self._told.partition(b"\n")
+                self._address = address.decode() if line else ""
 
     def close(self) -> None:
         """End it; transfers under way fail."""
         process, self._process = self._process, None
+        self._address = ""
         if process is not None:
             process.kill()
             process.wait()
@@ -144,7 +169,8 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(self, host: str, folder: Path, backend: str) -> None:
+    def __init__(self, host: str, folder: Path, backend: str, alive: int) -> None:
+        self.alive = alive  # where signs of life are written to
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         self.address_family = found[0]
         super().__init__((host, 0), _Connection)
@@ -168,12 +194,14 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def service_actions(self) -> None:
         """Every half second."""
+        with contextlib.suppress(BlockingIOError):  # the trainer is in a long step
+            os.write(self.alive, b".")
         if any(time.monotonic() > deadline for deadline in list(self.deadlines.values())):
             _say(f"a transfer has not ended within {TURN_S:.0f} s; ending, to be started again")
             os._exit(1)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        _say(f"to {client_address[0]}: {_one_line(sys.exception())}")
+        _say(f"sending to {client_address[0]} failed: {_one_line(sys.exception())}")
 
 
 class _Connection(socketserver.StreamRequestHandler):
@@ -183,6 +211,8 @@ class _Connection(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         transfer.notice_death(self.connection)
+        if not self._has_more(HELLO_S):  # somebody looked whether there is anyone
+            return None
         hello = self._read(transfer.Hello, HELLO_S)
         if not hmac.compare_digest(hello.secret.encode(), self.server.secret.encode()):
             return self._write(transfer.Meeting(error="wrong secret; pin the newest weights again"))
@@ -198,20 +228,23 @@ class _Connection(socketserver.StreamRequestHandler):
             self.server.backend, here, self.server.port, name, rank=0, size=hello.ranks + 1, address=here
         )
         try:
-            while self._has_more():
+            while self._has_more(None):
                 self._serve(group, name, self._read(transfer.Ask, GO_S).name)
         finally:
             group.close()
 
-    def _has_more(self) -> bool:
-        """Wait, for as long as it takes, until the worker says something; False when it has left."""
-        self.connection.settimeout(None)
+    def _has_more(self, limit_s: float | None) -> bool:
+        """Wait until the worker says something; False when it has left."""
+        self.connection.settimeout(limit_s)
         return bool(self.rfile.peek(1))  # type: ignore[attr-defined]
 
     def _serve(self, group: transfer.Group, engine: str, wanted: str) -> None:
-        if not self.server.turns.acquire(timeout=QUEUE_S):
-            self._write(transfer.Offer(error=f"no turn within {QUEUE_S:.0f} s"))
-            return
+        deadline = time.monotonic() + QUEUE_S
+        while not self.server.turns.acquire(timeout=QUEUED_S):
+            if time.monotonic() > deadline:
+                self._write(transfer.Offer(error=f"no turn within {QUEUE_S:.0f} s"))
+                return
+            self._write(transfer.Offer(queued=True))
         self.server.deadlines[engine] = time.monotonic() + TURN_S
         try:
             with ExitStack() as stack:
@@ -284,7 +317,8 @@ def _one_line(error: object) -> str:
 
 
 def _say(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} sender: {line}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} sender: {line}\n")  # as one: many threads say something
+    sys.stderr.flush()
 
 
 @click.command()
@@ -296,18 +330,17 @@ def _say(line: str) -> None:
 def main(folder: Path, backend: str, host: str) -> None:
     """Send weights to workers until the trainer that started this ends. Prints its address first."""
     watch_parent()
-    # NCCL writes what it is asked to log to standard output, which nobody reads after the address.
-    with os.fdopen(os.dup(1), "w") as told:
-        os.dup2(2, 1)
-        _raise_limit()
-        if backend == "nccl" and not torch.cuda.is_available():
-            raise click.ClickException('there is no GPU here for transfer = "nccl"; use "gloo"')
-        try:
-            server = _Server(host, folder, backend)
-        except (OSError, RuntimeError) as error:
-            raise click.ClickException(f"cannot listen on {host}: {_one_line(error)}") from None
-        shown = f"[{host}]" if ":" in host else host
-        told.write(f"{shown}:{server.server_address[1]}/{server.secret}\n")
+    # NCCL writes what it is asked to log to standard output, which is for the address and signs of life.
+    told = os.dup(1)
+    os.dup2(2, 1)
+    _raise_limit()
+    try:
+        server = _Server(host, folder, backend, told)
+    except (OSError, RuntimeError) as error:
+        raise click.ClickException(f"cannot listen on {host}: {_one_line(error)}") from None
+    shown = f"[{host}]" if ":" in host else host
+    os.write(told, f"{shown}:{server.server_address[1]}/{server.secret}\n".encode())
+    os.set_blocking(told, False)
     with server:
         server.serve_forever()
 

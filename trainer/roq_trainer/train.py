@@ -240,7 +240,7 @@ def train(url: str, run: str, address: str | None = None) -> None:
     if journal is not None:
         journal.close()
     if sender is not None:
-        sender.close()
+        _dist.lead(partial(sender.leave, sched, trainer))
     sched.close()
     _dist.close()
 

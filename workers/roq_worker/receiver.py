@@ -7,6 +7,7 @@ The tensors themselves come to the engine's ranks (weight_transfer.py). Everythi
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,7 +19,8 @@ from roq.transfer import TransferFailed
 __all__ = ["Receiver"]
 
 CONNECT_S = 10.0
-OFFER_S = 150.0  # for a turn among the workers; generation goes on meanwhile
+OFFER_S = 15.0  # for an answer; one that waits for its turn is told so every few seconds
+AVOID_S = 60.0  # a sender that does not answer is not asked again for so long
 DONE_S = 30.0  # after the last byte
 
 
@@ -33,6 +35,7 @@ class Receiver:
         self._ranks = ranks
         self._meet = meet
         self._sender = ""
+        self._silent, self._avoid_until = "", 0.0
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -44,11 +47,17 @@ class Receiver:
         """
         if sender != self._sender:
             self.close()
-        if self._writer is None:
-            await self._connect(sender)
-        offer = await self._ask(
-            transfer.Ask(location.rstrip("/").rpartition("/")[2]), transfer.Offer, OFFER_S
-        )
+        if sender == self._silent and time.monotonic() < self._avoid_until:
+            raise TransferFailed("the trainer's sender did not answer a moment ago")
+        try:
+            if self._writer is None:
+                await self._connect(sender)
+            offer = await self._ask(transfer.Ask(_name(location)), transfer.Offer, OFFER_S)
+            while offer.queued:
+                offer = await self._read(transfer.Offer, OFFER_S)
+        except _Silent:
+            self._silent, self._avoid_until = sender, time.monotonic() + AVOID_S
+            raise
         if offer.error:  # the connection is as good as before
             raise TransferFailed(offer.error)
         return offer
@@ -84,7 +93,7 @@ class Receiver:
         here = self._writer.get_extra_info("sockname")[0]
         if trouble := await self._meet(place | {"size": self._ranks + 1, "address": here}):
             self.close()
-            raise TransferFailed(f"the engine did not meet the sender at {host}:{port}: {trouble}")
+            raise _Silent(f"the engine did not meet the sender at {host}:{port}: {trouble}")
         self._sender = sender
 
     async def _ask(self, message: msgspec.Struct, kind: type[Any], limit_s: float) -> Any:
@@ -97,13 +106,12 @@ class Receiver:
         try:
             async with asyncio.timeout(limit_s):
                 return transfer.decode(await self._reader.readline(), kind)
-        except TransferFailed:
+        except TimeoutError:
             self.close()
-            raise
-        except (OSError, TimeoutError, ValueError) as error:
+            raise _Silent(f"the trainer's sender said nothing within {limit_s:g} s") from None
+        except (OSError, ValueError, TransferFailed) as error:
             self.close()
-            what = str(error) or f"nothing came within {limit_s:g} s"
-            raise TransferFailed(f"the trainer's sender: {what}") from None
+            raise TransferFailed(f"the trainer's sender ended the connection: {error}") from None
 
     def close(self) -> None:
         """Leave the sender; the next offer connects again."""
@@ -117,9 +125,18 @@ async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.Str
     try:
         async with asyncio.timeout(CONNECT_S):
             return await asyncio.open_connection(host, port, limit=transfer.LINE_BYTES)
+    except ConnectionRefusedError:
+        raise TransferFailed(f"no sender at {host}:{port} any more, or none that is reached by it") from None
     except (OSError, TimeoutError) as error:
-        what = str(error) or "no answer"
-        raise TransferFailed(
-            f"the trainer's sender at {host}:{port} is not reached ({what}); if workers reach that host by "
-            "another address, start the trainer with --address; no firewall may be between them"
+        raise _Silent(
+            f"the trainer's sender at {host}:{port} is not reached ({str(error) or 'no answer'}); if workers "
+            "reach that host by another address, start the trainer with --address; no firewall may be between"
         ) from None
+
+
+def _name(location: str) -> str:
+    return location.rstrip("/").rpartition("/")[2]
+
+
+class _Silent(TransferFailed):
+    """It does not answer: asking again at once would only cost as much again."""

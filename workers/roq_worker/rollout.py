@@ -207,11 +207,13 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
             try:
                 newest = await scheduler.pin(worker)
                 if newest.version > engine.version:
+                    before = engine.received
                     counters.swap_s += await engine.swap(newest.location, newest.version, newest.sender)
                     counters.swaps += 1
                     counters.received += engine.received
-                    if engine.trouble:
-                        say(f"weights v{newest.version} are from {newest.location}: {engine.trouble}")
+                    if engine.trouble or engine.received != before:
+                        how = "received" if engine.received else f"read from {newest.location}"
+                        say(f"weights v{newest.version} {how}" + (engine.trouble and f": {engine.trouble}"))
                 trouble, shown = "", shown | {"doing": "generating", "version": engine.version}
                 beat.renew_now()  # ends the pin on the old version
                 return
