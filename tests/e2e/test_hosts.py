@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -72,9 +73,12 @@ class Hosts(Deployment):
     def sender(self) -> psutil.Process:
         """The process beside rank 0, on whichever node that is."""
         nodes = [psutil.Process(self.processes[node].pid) for node in ("train", "train2")]
-        family = [child for node in nodes for child in node.children(recursive=True)]
-        family = [child for child in family if child.status() != psutil.STATUS_ZOMBIE]
-        (sender,) = [child for child in family if "roq_trainer.sender" in child.cmdline()]
+        found: list[psutil.Process] = []
+        for child in (child for node in nodes for child in node.children(recursive=True)):
+            with suppress(psutil.Error):  # it has just ended
+                if "roq_trainer.sender" in child.cmdline():
+                    found.append(child)
+        (sender,) = found
         return sender
 
     def said(self, name: str) -> str:
