@@ -71,7 +71,6 @@ class Process:
         )
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
-        self._process.stdout.close()
 
     def signal(self, number: int) -> None:
         os.kill(self._process.pid, number)
@@ -79,6 +78,8 @@ class Process:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 @pytest.fixture(scope="module")

@@ -194,8 +194,12 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def service_actions(self) -> None:
         """Every half second."""
-        with contextlib.suppress(BlockingIOError):  # the trainer is in a long step
+        try:
             os.write(self.alive, b".")
+        except BlockingIOError:  # the trainer is in a long step
+            pass
+        except BrokenPipeError:  # it has ended
+            os._exit(1)
         if any(time.monotonic() > deadline for deadline in list(self.deadlines.values())):
             _say(f"a transfer has not ended within {TURN_S:.0f} s; ending, to be started again")
             os._exit(1)
