@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -146,7 +147,7 @@ def split_address(address: str) -> tuple[str, int, str]:
     """
     place, _, secret = address.rpartition("/")
     host, _, port = place.rpartition(":")
-    if not (host and port.isdecimal() and secret):
+    if not (host and port.isdecimal() and int(port) < 65536 and secret):
         raise TransferFailed(f"{place or address!r} is not where a trainer sends weights from")
     return host.strip("[]"), int(port), secret
 
@@ -169,7 +170,7 @@ class Group:
     def __init__(
         self, backend: str, host: str, port: int, name: str, *, rank: int, size: int, address: str
     ) -> None:
-        store = PrefixStore(name, TCPStore(host, port, is_master=False, timeout=MEET))
+        store = PrefixStore(name, _rendezvous(host, port))
         self._group: Any
         if backend == "nccl":
             self._group = _nccl(store, rank, size)
@@ -196,6 +197,26 @@ class Group:
         if self._backend == "nccl":
             self._group.abort()
         self._group = None
+
+
+def _rendezvous(host: str, port: int) -> Any:
+    """Torch bounds the answers of its store, but not the first greeting: a frozen host never gives it.
+
+    Nor does a name server that is away, which it asks for the names of addresses.
+    """
+    made: Future[Any] = Future()
+
+    def connect() -> None:
+        try:
+            made.set_result(TCPStore(host, port, is_master=False, timeout=MEET))
+        except Exception as error:  # noqa: BLE001 - raised by who waits
+            made.set_exception(error)
+
+    threading.Thread(target=connect, name="rendezvous", daemon=True).start()
+    try:
+        return made.result(MEET.total_seconds())
+    except TimeoutError:
+        raise TransferFailed(f"the rendezvous at {host}:{port} does not answer within {MEET}") from None
 
 
 def _nccl(store: Any, rank: int, size: int) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from roq.weight_store.folder import is_in, name_in, new_name, version_in
+from roq.weight_store.folder import OWNER, check_owner, is_in, name_in, new_name, version_of
 from roq.weight_store.remote import (
     MANIFEST,
     File,
@@ -109,7 +109,7 @@ class ObjectStore:
                 return []  # nothing was ever put there
 
         names = [path.rstrip("/").rpartition("/")[2] for path in persist(self.url, look)]
-        return {f"{self.url}/{name}": v for name in names if (v := version_in(name)) is not None}
+        return {f"{self.url}/{name}": v for name in names if (v := version_of(name)) is not None}
 
     def discard(self, location: str) -> None:
         """Delete a version; a location outside this store is left alone, and so is a store that is away."""
@@ -144,3 +144,20 @@ class ObjectStore:
                 raise StoreFailed(f"{self.url}: gave something else than was put there")
 
         persist(self.url, probe)
+
+    def claim(self, run: str) -> None:
+        """Note that this store is a run's: another one would take its weights for leftovers.
+
+        Raises:
+            ConfigError: it is another run's.
+            StoreFailed: it does not answer.
+        """
+        path = f"{self._root}/{OWNER}"
+
+        def claim() -> str:
+            self._fs.invalidate_cache()
+            if not self._fs.exists(path):
+                self._fs.pipe_file(path, run.encode())
+            return self._fs.cat_file(path).decode()
+
+        check_owner(self.url, persist(self.url, claim), run)

@@ -127,11 +127,11 @@ def test_what_was_lost_is_stored_again_where_it_was(store: Store, tmp_path: Path
 
 
 def test_a_killed_trainer_leaves_nothing_that_is_not_listed_or_cleaned(store: Store) -> None:
-    """Half an export is cleaned away; whole ones, under names of any release, are listed."""
+    """Half an export is cleaned away; whole ones are listed."""
     kept = put(store, 7)
     other = store.new(8)
     save(store.folder(other).with_name(f".tmp-{name(other)}"))
-    earlier = f"{kept.rpartition('/')[0]}/v00000006"
+    earlier = f"{kept.rpartition('/')[0]}/v00000006-0badcafe"
     put(store, 6, at=earlier)
     store.clean()
     assert not list(store.local.glob(".tmp-*"))
@@ -286,3 +286,27 @@ def test_a_driver_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_no_credentials_in_a_job(url: str) -> None:
     with pytest.raises(ValueError, match="weights must"):
         Run(name="r", dir="x", weights=url)
+
+
+def test_a_store_belongs_to_one_run(store: Store) -> None:
+    """Another run would take its weights for leftovers, and delete them."""
+    store.claim("gcd")
+    store.claim("gcd")
+    with pytest.raises(ConfigError, match="holds the weights of run 'gcd'; give each run a place of its own"):
+        store.claim("gcd-2")
+    assert store.stored() == {}
+
+
+def test_what_people_keep_beside_is_left_alone(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "w")
+    mine = ("v00000001", "v00000001-best", "v00000002-bad", "v00000002.bak", "keep", "v99999999999")
+    for name in mine:
+        save(tmp_path / "w" / name)
+    assert store.stored() == {}
+    (tmp_path / "w" / ".tmp-a").mkdir()
+    (tmp_path / "w" / ".tmp-b").write_text("a file")
+    (tmp_path / "w" / ".tmp-c").symlink_to(tmp_path / "w" / "keep")
+    (tmp_path / "w" / ".tmp-d").symlink_to(tmp_path / "nowhere")
+    store.clean()
+    assert sorted(path.name for path in (tmp_path / "w").iterdir()) == sorted(mine)
+    assert list((tmp_path / "w" / "keep").iterdir())

@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -349,6 +350,59 @@ sender.main(["--folder", {str(folder)!r}, "--backend", "gloo", "--host", {HOST!r
             process.kill()
 
 
+def test_a_line_that_drips_in_is_cut_off(
+    folder: Path, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is of the whole line: a byte now and then does not stretch it."""
+    monkeypatch.setattr(sending, "GO_S", 1.0)
+    with serving(folder, turns=threading.BoundedSemaphore(1)) as address:
+        dripping, good = engine(address), engine(address)
+        dripping.meet()
+        good.meet()
+        dripping.ask(1)
+
+        def drip() -> None:
+            with suppress(OSError):
+                for _ in range(100):
+                    dripping.say(b" ")
+                    time.sleep(0.1)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        began = time.monotonic()
+        assert same(good.receive(good.ask(2))[0], tensors(2))
+        assert time.monotonic() - began < 5
+        dripping._socket.close()
+        thread.join()
+
+
+def test_a_rendezvous_that_is_frozen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel accepts, and nobody answers."""
+    monkeypatch.setattr(transfer, "MEET", timedelta(seconds=1))
+    with socket.create_server((HOST, 0)) as frozen:
+        began = time.monotonic()
+        with pytest.raises(transfer.TransferFailed, match="does not answer within"):
+            transfer.Group("gloo", HOST, frozen.getsockname()[1], "x", rank=1, size=2, address=HOST)
+        assert time.monotonic() - began < 3
+
+
+def test_the_address_is_told_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failover may have lost it."""
+    sched: Any = Announced()
+    sender = Sender("gloo", folder, HOST)
+    try:
+        sender.start()
+        sender.announce(sched, "t0")
+        sender.announce(sched, "t0")
+        assert len(sched.addresses) == 1
+        monkeypatch.setattr(sending, "SERVED_S", 0.0)
+        sender.announce(sched, "t0")
+        assert len(sched.addresses) == 2
+        assert len(set(sched.addresses)) == 1
+    finally:
+        sender.close()
+
+
 def test_no_turn_is_said_in_time(
     folder: Path, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,7 +514,7 @@ def test_it_ends_with_its_trainer(folder: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:1", "host:x/s", "/s", "host:1/"])
+@pytest.mark.parametrize("address", ["", "host", "host:1", "host:x/s", "/s", "host:1/", "host:99999/s"])
 def test_addresses_that_are_none(address: str) -> None:
     with pytest.raises(transfer.TransferFailed, match="is not where a trainer sends weights from"):
         transfer.split_address(address)

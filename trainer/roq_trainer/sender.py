@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ log = logging.getLogger("roq.trainer")
 
 AT_ONCE = 4  # workers that are sent to at the same time; each takes two buffers on the GPU
 HELLO_S = 10.0  # for the first line of a connection
+STORE = timedelta(seconds=60)  # for torch's first connection, which asks name servers for our name
 QUEUE_S = 120.0  # for a turn to be sent to; then the worker reads the files
 QUEUED_S = 3.0  # a worker in the queue is told so, this often
 GO_S = 60.0  # from the offer until the worker's engine stands still
@@ -52,6 +54,8 @@ RESTART_S = 10.0  # between two starts
 BEAT_S = 30.0  # one that gave no sign of life for so long hangs
 TURN_S = 300.0  # one turn; if it takes longer, something hangs that cannot be interrupted
 MOST_RANKS = 1024
+LINE_BYTES = 4096  # of what a worker says
+SERVED_S = 30.0  # the address is told again: Redis may have lost it
 
 
 class Sender:
@@ -68,7 +72,7 @@ class Sender:
         self._backend, self._host = backend, host
         self._process: subprocess.Popen[bytes] | None = None
         self._address = self._announced = ""
-        self._started_at = self._beat_at = 0.0
+        self._started_at = self._beat_at = self._served_at = 0.0
         self._told = b""
 
     def start(self) -> None:
@@ -115,9 +119,9 @@ class Sender:
                 log.warning("the process that sends weights has ended; starting another")
                 self.close()
                 self._spawn()
-        if self._address != self._announced:
+        if self._address != self._announced or (self._address and now - self._served_at > SERVED_S):
             sched.serve(self._address, trainer)
-            self._announced = self._address
+            self._announced, self._served_at = self._address, now
 
     def leave(self, sched: Scheduler, trainer: str) -> None:
         """Take its address back and end it."""
@@ -189,7 +193,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self.store = TCPStore(
             host, self.port,
             is_master=True, wait_for_workers=False, master_listen_fd=meeting.detach(),
-            timeout=transfer.MEET,
+            timeout=STORE,
         )  # fmt: skip
 
     def service_actions(self) -> None:
@@ -267,8 +271,15 @@ class _Connection(socketserver.StreamRequestHandler):
             self.server.turns.release()
 
     def _read(self, kind: type[Any], limit_s: float) -> Any:
-        self.connection.settimeout(limit_s)
-        return transfer.decode(self.rfile.readline(4096), kind)
+        """A line, all of it within ``limit_s``."""
+        deadline, line = time.monotonic() + limit_s, b""
+        while not line.endswith(b"\n") and len(line) < LINE_BYTES:
+            self.connection.settimeout(max(0.001, deadline - time.monotonic()))
+            there: bytes = self.rfile.peek(1)  # type: ignore[attr-defined]
+            if not there:
+                break
+            line += self.rfile.read(there.find(b"\n") + 1 or len(there))
+        return transfer.decode(line, kind)
 
     def _write(self, message: msgspec.Struct) -> None:
         self.connection.settimeout(GO_S)

@@ -86,6 +86,7 @@ def train(url: str, run: str, address: str | None = None) -> None:
     shape = model.read_shape(source)
     store = weight_store(job.run)
     _dist.lead(store.probe)
+    _dist.lead(partial(store.claim, job.run.name))
     net = model.build_model(shape, dtype, training.tensor_parallel, training.pipeline_parallel)
 
     # -------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from roq_worker.vllm_start import EngineError, start_vllm
 
 __all__ = ["Delta", "Engine", "EngineError"]
 
+MEET_LIMIT_S = 60.0  # each rank ends by itself long before
 SWAP_LIMIT_S = 240.0  # a large model from a slow disk takes minutes, a hung engine for ever
 
 Segments = list[tuple[int, int]]
@@ -277,7 +278,13 @@ class Engine:
             raise WeightsError(errors[0])
 
     async def _meet(self, place: dict[str, Any]) -> str:
-        return next(filter(None, await self._llm.collective_rpc("roq_meet", args=(place,))), "")
+        try:
+            async with asyncio.timeout(MEET_LIMIT_S):
+                answers = await self._llm.collective_rpc("roq_meet", args=(place,))
+        except TimeoutError:
+            self._broken = f"vLLM did not answer within {MEET_LIMIT_S:.0f} s when it met the trainer's sender"
+            raise EngineError(self._broken) from None
+        return next(filter(None, answers), "")
 
     def _loaded(self, shapes: Shapes) -> Shapes:
         # Some exporters write the output layer even where it is the embedding; vLLM skips it.

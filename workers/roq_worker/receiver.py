@@ -127,7 +127,7 @@ async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.Str
             return await asyncio.open_connection(host, port, limit=transfer.LINE_BYTES)
     except ConnectionRefusedError:
         raise TransferFailed(f"no sender at {host}:{port} any more, or none that is reached by it") from None
-    except (OSError, TimeoutError) as error:
+    except (OSError, ValueError) as error:  # the latter of names that cannot be one
         raise _Silent(
             f"the trainer's sender at {host}:{port} is not reached ({str(error) or 'no answer'}); if workers "
             "reach that host by another address, start the trainer with --address; no firewall may be between"
