@@ -189,8 +189,22 @@ class _Cast:
         for process in [*self.workers, *([self.trainer] if self.trainer else [])]:
             process.terminate()
         for process in [*self.workers, *([self.trainer] if self.trainer else [])]:
-            if process.wait(30) not in _FINE:
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.problems.append(f"a process does not end after SIGTERM: {self._where(process)}")
+                process.kill()
+                process.wait()
+            if process.returncode not in _FINE:
                 self.problems.append(f"a process ended with {process.returncode} after SIGTERM")
+
+    def _where(self, process: subprocess.Popen[str]) -> str:
+        """Its log, with where it hangs if it is a worker."""
+        if process in self.workers:
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                process.send_signal(number)
+                time.sleep(1)
+        return self.names[process.pid].read_text()[-6000:]
 
 
 _FINE = (0, -signal.SIGKILL, -signal.SIGTERM)  # SIGTERM before the process could set its handler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import random
 import signal
@@ -44,6 +45,12 @@ class Draft:
         return Prefix(self.tokens, self.logprobs, self.segments)
 
 
+def show_tasks() -> None:
+    """Where every task waits."""
+    for task in asyncio.all_tasks():
+        task.print_stack(limit=8)
+
+
 async def main(url: str, run: str, seed: int) -> None:
     """Work until SIGTERM, or until asked to drain."""
     dice = random.Random(seed)
@@ -52,6 +59,8 @@ async def main(url: str, run: str, seed: int) -> None:
     sched = AsyncScheduler(url, run, retry_s=None)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    faulthandler.register(signal.SIGUSR1)  # where it is, when the driver finds that it does not end
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, show_tasks)
     version = (await sched.pin(worker)).version
     newest, draining = version, False
     held: dict[int, tuple[Draft, asyncio.Task[None]]] = {}
