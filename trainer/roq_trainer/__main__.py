@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from roq._orphans import die_with_parent
+from roq._orphans import die_with_parent, watch_parent
 from roq.errors import ConfigError, RoqError
 
 __all__ = ["main"]
@@ -43,6 +43,7 @@ def main(url: str, run: str, address: str | None) -> None:
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's ranks must not outlive it: it starts them again
         die_with_parent()
+    os.register_at_fork(after_in_child=watch_parent)  # Megatron forks to write checkpoints
     rank = int(os.environ.get("RANK", "0"))
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format=f"%(asctime)s rank {rank} %(name)s: %(message)s"
