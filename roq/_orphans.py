@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from roq.processes import start_mark
 
@@ -34,18 +35,21 @@ def die_with_parent() -> None:
 def watch_parent(every_s: float = 1.0) -> None:
     """End this process soon after its parent is gone, whichever thread of it started us."""
     parent = os.getppid()
-    end_with(parent, start_mark(parent), every_s)
+    _end_unless(lambda: os.getppid() == parent, every_s)
 
 
-def end_with(pid: int, mark: str | None, every_s: float = 1.0) -> None:
-    """End this process soon after another one is gone.
+def end_with(pid: int, mark: str, every_s: float = 1.0) -> None:
+    """End this process soon after another one, not its parent, is gone.
 
     Args:
-        pid, mark: the process, and when it started (:func:`roq.processes.start_mark`); None if it was gone.
+        pid, mark: the process, and when it started (:func:`roq.processes.start_mark`).
     """
+    _end_unless(lambda: start_mark(pid) == mark, every_s)
 
+
+def _end_unless(alive: Callable[[], bool], every_s: float) -> None:
     def watch() -> None:
-        while mark is not None and start_mark(pid) == mark:
+        while alive():
             time.sleep(every_s)
         os._exit(1)
 

@@ -1,8 +1,8 @@
-"""Figures as people read them: durations and sizes."""
+"""Figures and failures as people read them."""
 
 from __future__ import annotations
 
-__all__ = ["clock", "size"]
+__all__ = ["clock", "one_line", "size"]
 
 
 def clock(seconds: float) -> str:
@@ -12,6 +12,11 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def one_line(error: object) -> str:
+    """What an exception says, in one line; its kind when it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def size(count: float) -> str:

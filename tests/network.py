@@ -9,8 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from roq import Scheduler
 from roq.acl import ROLES, acl_file
 from tests.cli.conftest import environment
 from tests.conftest import server_binary
+from tests.waiting import eventually
 
 ADDRESS = {
     name: f"10.213.77.{last}" for last, name in enumerate(("redis", "one", "two", "train", "train2"), 1)
@@ -149,12 +149,3 @@ class Deployment:
         for process in self.processes.values():
             process.kill()
             process.wait(10)
-
-
-def eventually(what: Callable[[], Any], within: float) -> Any:
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if found := what():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"not within {within} s")

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,10 @@ from roq.processes import Record, finish, read_records, start_mark
 from roq.server import EmbeddedServer
 from roq.supervisor import running_supervisor
 from roq.up import trainer_command, worker_command
+from tests.waiting import eventually
 
 Job = Callable[..., Path]
 Start = Callable[..., "subprocess.Popen[str]"]
-
-
-def eventually(what: Callable[[], Any], within: float = 15.0) -> Any:
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if found := what():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"not within {within} s")
 
 
 def pids(folder: Path) -> dict[str, int]:

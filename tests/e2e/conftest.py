@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from tests import waiting
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -62,8 +63,4 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 150) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.2)
+until = partial(waiting.until, seconds=150)

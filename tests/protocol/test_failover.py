@@ -16,6 +16,7 @@ from roq import AsyncScheduler, RunConfig, Scheduler, ServerUnavailable
 from roq.server_checks import check_server, server_rss, wait_for_server
 from tests.conftest import server_binary
 from tests.protocol.play import trajectory
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -82,13 +83,6 @@ def answers(client: redis.Redis) -> bool:
         return bool(client.ping())
     except redis.RedisError:
         return False
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.1)
 
 
 @pytest.fixture(params=["valkey", "redis"])

@@ -18,7 +18,8 @@ import pytest
 from roq import RunConfig
 from roq.acl import ROLES
 from tests.chaos.worker import LEASE_S
-from tests.network import ADDRESS, Deployment, Network, eventually, network
+from tests.network import ADDRESS, Deployment, Network, network
+from tests.waiting import eventually
 
 __all__ = ["network"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import signal
@@ -23,8 +24,10 @@ from trainer_support import TEMPERATURE, environment, read_tensorboard, read_wan
 from roq import Job, Scheduler
 from roq.checks import check_weights
 from roq.jobs import create_run
+from roq.processes import start_mark
 from roq.up import trainer_command
 from roq.weight_store import fetch
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -296,3 +299,26 @@ def test_a_job_that_cannot_work_is_one_line_and_exit_2(
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_what_a_rank_forks_ends_with_it(tmp_path: Path) -> None:
+    """Megatron forks processes to write a checkpoint; a killed trainer must not leave them behind."""
+    program = """
+import os, sys, time, types
+
+def train(url, run, address):
+    if (child := os.fork()) == 0:
+        time.sleep(600)
+    print(child, flush=True)
+    time.sleep(600)
+
+sys.modules["roq_trainer.train"] = types.SimpleNamespace(train=train)
+from roq_trainer.__main__ import main
+main(["--redis", "redis://nowhere", "--run", "r"])
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        os.kill(child, 0)
+        process.kill()
+    eventually(lambda: start_mark(child) is None, 10)

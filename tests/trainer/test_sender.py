@@ -73,6 +73,17 @@ def serving(folder: Path, **settings: Any) -> Iterator[str]:
         thread.join()
 
 
+@contextmanager
+def started(folder: Path, host: str = HOST) -> Iterator[Sender]:
+    """A sender process, and the trainer's handle of it."""
+    sender = Sender("gloo", folder, host)
+    sender.start()
+    try:
+        yield sender
+    finally:
+        sender.close()
+
+
 class Engine:
     """A connection, and ``ranks`` threads that receive as an engine's ranks do."""
 
@@ -300,9 +311,7 @@ server.serve_forever()
 
 def test_one_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sched: Any = Announced()
-    sender = Sender("gloo", folder, HOST)
-    try:
-        sender.start()
+    with started(folder) as sender:
         sender.announce(sched, "t0")
         hung = sender._process
         assert hung is not None
@@ -321,8 +330,6 @@ def test_one_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatc
         assert (none, first != second) == ("", True)
         sender.leave(sched, "t0")
         assert sched.addresses[-1] == ""
-    finally:
-        sender.close()
 
 
 def test_what_nccl_logs_is_no_address(folder: Path) -> None:
@@ -389,9 +396,7 @@ def test_a_rendezvous_that_is_frozen_is_not_waited_for(monkeypatch: pytest.Monke
 def test_the_address_is_told_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failover may have lost it."""
     sched: Any = Announced()
-    sender = Sender("gloo", folder, HOST)
-    try:
-        sender.start()
+    with started(folder) as sender:
         sender.announce(sched, "t0")
         sender.announce(sched, "t0")
         assert len(sched.addresses) == 1
@@ -399,8 +404,6 @@ def test_the_address_is_told_again(folder: Path, monkeypatch: pytest.MonkeyPatch
         sender.announce(sched, "t0")
         assert len(sched.addresses) == 2
         assert len(set(sched.addresses)) == 1
-    finally:
-        sender.close()
 
 
 def test_no_turn_is_said_in_time(
@@ -434,25 +437,19 @@ def test_over_ipv6(folder: Path) -> None:
     """The address in brackets; the ranks meet there too."""
     if not socket.has_ipv6 or not Path("/proc/net/if_inet6").read_text().strip():
         pytest.skip("no IPv6 on this machine")
-    sender = Sender("gloo", folder, "::1")
-    sender.start()
-    try:
+    with started(folder, "::1") as sender:
         assert sender._address.startswith("[::1]:")
         one = Engine(sender._address, own="::1")
         one.meet()
         assert same(one.receive(one.ask(1))[0], tensors(1))
         one.close()
-    finally:
-        sender.close()
 
 
 def test_the_process_is_announced_and_started_again(
     folder: Path, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sched: Any = Announced()
-    sender = Sender("gloo", folder, HOST)
-    try:
-        sender.start()
+    with started(folder) as sender:
         sender.announce(sched, "t0")
         sender.announce(sched, "t0")
         (address,) = sched.addresses
@@ -477,10 +474,6 @@ def test_the_process_is_announced_and_started_again(
             monkeypatch.setattr(sending, "RESTART_S", 30.0)
         two = engine(sched.addresses[-1])
         assert two.meet().error == ""
-    finally:
-        sender.close()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 def test_a_host_that_is_not_ours_is_a_configuration_error(

@@ -37,6 +37,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from roq import Scheduler, transfer
 from roq._orphans import watch_parent
+from roq._text import one_line
 from roq.errors import ConfigError, Refused
 
 __all__ = ["Sender"]
@@ -209,7 +210,7 @@ class _Server(socketserver.ThreadingTCPServer):
             os._exit(1)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        _say(f"sending to {client_address[0]} failed: {_one_line(sys.exception())}")
+        _say(f"sending to {client_address[0]} failed: {one_line(sys.exception())}")
 
 
 class _Connection(socketserver.StreamRequestHandler):
@@ -259,7 +260,7 @@ class _Connection(socketserver.StreamRequestHandler):
                 try:
                     source = _Files(self.server.folder, wanted, stack)
                 except (OSError, ValueError, transfer.TransferFailed) as error:
-                    self._write(transfer.Offer(error=f"{wanted}: {_one_line(error)}"))
+                    self._write(transfer.Offer(error=f"{wanted}: {one_line(error)}"))
                     return
                 offer = transfer.Offer(source.tensors, self.server.bucket)
                 self._write(offer)
@@ -327,10 +328,6 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _say(line: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} sender: {line}\n")  # as one: many threads say something
     sys.stderr.flush()
@@ -352,7 +349,7 @@ def main(folder: Path, backend: str, host: str) -> None:
     try:
         server = _Server(host, folder, backend, told)
     except (OSError, RuntimeError) as error:
-        raise click.ClickException(f"cannot listen on {host}: {_one_line(error)}") from None
+        raise click.ClickException(f"cannot listen on {host}: {one_line(error)}") from None
     shown = f"[{host}]" if ":" in host else host
     os.write(told, f"{shown}:{server.server_address[1]}/{server.secret}\n".encode())
     os.set_blocking(told, False)

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from roq._text import one_line
 from roq.config import Rollout
 from roq.errors import RoqError
 from roq.transfer import Offer, TransferFailed
@@ -210,7 +211,7 @@ class Engine:
                     await self._llm.resume_generation()
             except Exception as error:
                 # It stays paused: tokens from half-written weights belong to no version.
-                self._broken = f"loading weights v{version} failed midway: {_one_line(error)}"
+                self._broken = f"loading weights v{version} failed midway: {one_line(error)}"
                 raise EngineError(self._broken) from error
             if refused is not None:
                 raise refused
@@ -266,8 +267,8 @@ class Engine:
         except WeightsError as error:
             self._receiver.close()
             self.trouble = f"the trainer's weights did not come whole: {error}"
-        except TransferFailed:
-            pass  # all came, only the sender's last word did not; the next version meets another sender
+        except TransferFailed:  # all came, only the sender's last word did not
+            self._receiver.close()
 
     async def _load(self, source: dict[str, Any]) -> None:
         """Load on every rank; notes whether the model is left with some of the new weights."""
@@ -348,10 +349,6 @@ def _shapes_here(folder: Path) -> Shapes:
     if not folder.is_dir():
         raise WeightsError(f"{folder}: there is no such folder; is it on a disk that this host shares?")
     return read_shapes(folder)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

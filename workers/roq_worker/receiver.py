@@ -55,8 +55,10 @@ class Receiver:
             offer = await self._ask(transfer.Ask(_name(location)), transfer.Offer, OFFER_S)
             while offer.queued:
                 offer = await self._read(transfer.Offer, OFFER_S)
-        except _Silent:
-            self._silent, self._avoid_until = sender, time.monotonic() + AVOID_S
+        except TransferFailed as error:
+            self.close()
+            if isinstance(error, _Silent):
+                self._silent, self._avoid_until = sender, time.monotonic() + AVOID_S
             raise
         if offer.error:  # the connection is as good as before
             raise TransferFailed(offer.error)
@@ -81,18 +83,12 @@ class Receiver:
         transfer.notice_death(self._writer.get_extra_info("socket"))
         meeting = await self._ask(transfer.Hello(secret, self._ranks), transfer.Meeting, CONNECT_S)
         if meeting.error:
-            self.close()
             raise TransferFailed(meeting.error)
-        try:
-            _, probe = await _open(host, meeting.port)  # the engine stands still while its ranks try
-            probe.close()
-        except TransferFailed:
-            self.close()
-            raise
+        _, probe = await _open(host, meeting.port)  # the engine stands still while its ranks try
+        probe.close()
         place = {"backend": meeting.backend, "host": host, "port": meeting.port, "name": meeting.name}
         here = self._writer.get_extra_info("sockname")[0]
         if trouble := await self._meet(place | {"size": self._ranks + 1, "address": here}):
-            self.close()
             raise _Silent(f"the engine did not meet the sender at {host}:{port}: {trouble}")
         self._sender = sender
 
@@ -107,10 +103,8 @@ class Receiver:
             async with asyncio.timeout(limit_s):
                 return transfer.decode(await self._reader.readline(), kind)
         except TimeoutError:
-            self.close()
             raise _Silent(f"the trainer's sender said nothing within {limit_s:g} s") from None
         except (OSError, ValueError, TransferFailed) as error:
-            self.close()
             raise TransferFailed(f"the trainer's sender ended the connection: {error}") from None
 
     def close(self) -> None:

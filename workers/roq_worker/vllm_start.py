@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from roq._text import one_line
 from roq.config import Rollout
 from roq.errors import ConfigError, RoqError
 from roq.processes import start_mark
@@ -71,11 +72,11 @@ def _start(arguments: dict[str, Any]) -> Any:
         engine_args = AsyncEngineArgs(**arguments)
         config = engine_args.create_engine_config()
     except (TypeError, ValueError) as error:  # pydantic's error is a ValueError
-        raise ConfigError(f"vLLM refuses the model or [rollout.engine]: {_one_line(error)}") from error
+        raise ConfigError(f"vLLM refuses the model or [rollout.engine]: {one_line(error)}") from error
     try:
         return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
     except Exception as error:
-        raise EngineError(f"vLLM did not start: {_one_line(error)}; its log says more") from error
+        raise EngineError(f"vLLM did not start: {one_line(error)}; its log says more") from error
 
 
 def _started_from(location: str, version: int) -> Path:
@@ -89,7 +90,3 @@ def _started_from(location: str, version: int) -> Path:
 
 def _has_several_ranks(engine: Mapping[str, Any]) -> bool:
     return any(engine.get(size, 1) != 1 for size in ("tensor_parallel_size", "pipeline_parallel_size"))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -31,6 +31,7 @@ from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
 from roq import transfer
 from roq._orphans import end_with
+from roq._text import one_line
 from roq_worker import _cpu
 from roq_worker.vllm_start import BACKEND, WORKER
 
@@ -153,7 +154,7 @@ class WorkerExtension:
         try:
             self.init_weight_transfer_engine(place)
         except Exception as error:  # noqa: BLE001
-            return _one_line(error)
+            return one_line(error)
         return ""
 
     def roq_load(self: Any, source: dict[str, Any]) -> tuple[bool, str]:
@@ -163,9 +164,5 @@ class WorkerExtension:
             self.update_weights(source)
             self.finish_weight_update()
         except Exception as error:  # noqa: BLE001
-            return self.weight_transfer_engine.written, _one_line(error)
+            return self.weight_transfer_engine.written, one_line(error)
         return True, ""
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
