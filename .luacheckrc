@@ -4,7 +4,7 @@ std = {
     "assert", "error", "ipairs", "next", "pairs", "pcall", "rawequal", "rawget", "rawset", "select",
     "setmetatable", "getmetatable", "tonumber", "tostring", "type", "unpack", "xpcall",
     "math", "string", "table", "redis", "cjson", "cmsgpack", "struct", "bit", "KEYS", "ARGV",
-    -- The client joins the files into one library (roq/_library.py): each file of lua/lib is a local named
+    -- The client joins the files into one library (roq/protocol/library.py): each file of lua/lib is a local named
     -- after it, and the version is one more.
     "arguments", "context", "events", "finishing", "groups", "placement", "refuse", "replies", "slots", "supply", "text",
     "trainers", "transition", "workers", "LIBRARY_VERSION",

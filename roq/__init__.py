@@ -1,7 +1,7 @@
 """roq: Reserve-Occupy Queue, a staleness-bounded scheduler for asynchronous RL, inside Redis."""
 
-from roq.aclient import AsyncScheduler
 from roq.client import Scheduler
+from roq.client.async_scheduler import AsyncScheduler
 from roq.config import Job, RunConfig, load_job
 from roq.errors import (
     ConfigError,

@@ -1,7 +1,7 @@
 """Post-processing of finished groups, before they are placed in a batch.
 
 ``[protocol] post_process = "module:function"`` names a function that a worker runs once over every group
-whose members are all in, in a process of its own. It takes the data row (a dict, see :mod:`roq.prompts`)
+whose members are all in, in a process of its own. It takes the data row (a dict, see :mod:`roq.job.prompts`)
 and the members, and returns a :class:`Verdict`, or None to keep the group as it is. A call that raises or
 exceeds ``reward.timeout_s`` has failed; it is tried again, ``max_attempts`` times in all, and then the prompt
 is dead-lettered with the error. If the worker dies, another one does it.

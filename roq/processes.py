@@ -7,6 +7,7 @@ started; a process is only ever signalled while both match.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import secrets
@@ -14,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +26,8 @@ from roq.errors import ConfigError
 
 __all__ = [
     "Record",
+    "die_with_parent",
+    "end_with",
     "exit_code",
     "finish",
     "read_records",
@@ -33,10 +37,13 @@ __all__ = [
     "stop",
     "tail",
     "unique_name",
+    "watch_parent",
     "write_records",
 ]
 
 KILL_S = 5.0  # a killed process is gone at once, unless the kernel is busy with it
+_PR_SET_PDEATHSIG = 1
+
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,3 +208,46 @@ def tail(path: str | Path, lines: int = 5, limit: int = 16384) -> list[str]:
     except OSError:
         return []
     return [line.rstrip()[:400] for line in text.splitlines() if line.strip()][-lines:]
+
+
+# ---------------------------------------------------------------------------------------------
+# Processes that end with the one that started them, even when it is killed with -9
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process with its parent's starting thread; elsewhere :func:`watch_parent`.
+
+    Works even while this process holds the GIL. Only for children that the main thread starts: the
+    signal comes when that thread ends.
+    """
+    parent = os.getppid()
+    if not sys.platform.startswith("linux"):
+        watch_parent()
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def watch_parent(every_s: float = 1.0) -> None:
+    """End this process soon after its parent is gone, whichever thread of it started us."""
+    parent = os.getppid()
+    _end_unless(lambda: os.getppid() == parent, every_s)
+
+
+def end_with(pid: int, mark: str, every_s: float = 1.0) -> None:
+    """End this process soon after another one, not its parent, is gone.
+
+    Args:
+        pid, mark: the process, and when it started (:func:`start_mark`).
+    """
+    _end_unless(lambda: start_mark(pid) == mark, every_s)
+
+
+def _end_unless(alive: Callable[[], bool], every_s: float) -> None:
+    def watch() -> None:
+        while alive():
+            time.sleep(every_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with", daemon=True).start()

@@ -1,6 +1,6 @@
 """Reward functions, and how a configuration names one.
 
-A reward function takes the data row (a dict, see :mod:`roq.prompts`) and the response text, and
+A reward function takes the data row (a dict, see :mod:`roq.job.prompts`) and the response text, and
 returns a float. It runs in a process of its own; raising there fails the attempt and is never
 trained as a reward of 0. So a wrong answer returns 0.0, and what cannot be judged raises.
 """

@@ -17,7 +17,8 @@ import pytest
 import trustme
 
 from roq import Scheduler
-from roq.acl import ROLES, acl_file
+from roq.admin.acl import acl_file
+from roq.protocol.functions import ROLES
 from tests.cli.conftest import environment
 from tests.conftest import server_binary
 from tests.waiting import eventually

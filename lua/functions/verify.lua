@@ -1,6 +1,6 @@
 --[[
 roq_verify: everything the invariants speak of, read in one consistent look. The client checks it
-(roq/_verify.py); doing so here would block the server for longer.
+(roq/protocol/invariants.py); doing so here would block the server for longer.
 
 Arguments: none
 Reply:     a flat list of name, content pairs: hashes as HGETALL, sorted sets as ZRANGE WITHSCORES,

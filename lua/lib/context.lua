@@ -2,7 +2,7 @@
 
 local M = {}
 
--- The keys of a run, in the order of KEYS. roq/_keys.py holds the same list.
+-- The keys of a run, in the order of KEYS. roq/protocol/keys.py holds the same list.
 M.names = {
   "config", -- hash: the run's configuration, fixed at creation
   "state", -- hash: version, frontier, counters of the ledger

@@ -21,10 +21,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from roq._event_fields import is_id
-from roq.aclient import AsyncScheduler
 from roq.board.feed import Feed
+from roq.client.async_scheduler import AsyncScheduler
 from roq.errors import ConfigError, Invalid, NotAllowed, NotReady, RoqError, UnknownGroup, UnknownWorker
+from roq.events.fields import is_id
 
 __all__ = ["CONTROL_HEADER", "bind", "is_loopback", "make_app", "serve"]
 

@@ -18,16 +18,17 @@ from typing import Any, Protocol
 import msgspec
 from redis.exceptions import RedisError
 
-from roq import _functions
-from roq._connect import companions, connect_async
-from roq._operations import Call, Operations
-from roq._session import translate, wire
-from roq._verify import Snapshot
-from roq.aclient import AsyncScheduler
 from roq.board.picture import picture
+from roq.client.async_scheduler import AsyncScheduler
+from roq.client.connect import companions, connect_async
+from roq.client.operations import Call, Operations
+from roq.client.session import translate, wire
 from roq.config import RunConfig
 from roq.errors import ConfigError, RoqError
-from roq.history import BEGINNING, Event, archived_config, id_order, read_archive
+from roq.events.archive import archived_config, read_archive
+from roq.events.event import BEGINNING, Event, id_order
+from roq.protocol import functions
+from roq.protocol.invariants import Snapshot
 
 __all__ = ["ArchiveFeed", "Feed", "Message", "RunFeed", "config_of"]
 
@@ -288,7 +289,7 @@ class RunFeed:
     async def _look_at_once(self) -> tuple[str, Snapshot]:
         """All of the run, and the newest event that it is the outcome of."""
         newest = ("XREVRANGE", self._operations.keys["events"], "+", "-", "COUNT", 1)
-        look = wire(self._operations, Call(_functions.VERIFY, ()), "")
+        look = wire(self._operations, Call(functions.VERIFY, ()), "")
         for _ in range(TRIES):
             before, reply, after = await self._ask(newest, look, newest)
             if before == after:

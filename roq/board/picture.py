@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from roq._verify import Snapshot
-from roq.history import Event
+from roq.events.event import Event
+from roq.protocol.invariants import Snapshot
 
 __all__ = ["picture"]
 

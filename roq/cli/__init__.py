@@ -10,8 +10,8 @@ import logging
 
 import click
 
-from roq.cli import _admin, _board, _control, _history, _look, _metrics, _run, _sim
-from roq.cli._common import EchoLog, Group
+from roq.cli import admin, board, control, history, look, metrics, run, sim
+from roq.cli.common import EchoLog, Group
 
 __all__ = ["main"]
 
@@ -28,6 +28,6 @@ def main() -> None:
         log.addHandler(EchoLog())
 
 
-for module in (_run, _look, _history, _board, _metrics, _control, _admin, _sim):
+for module in (run, look, history, board, metrics, control, admin, sim):
     for command in module.COMMANDS:
         main.add_command(command)

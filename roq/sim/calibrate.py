@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from roq.errors import ConfigError
 from roq.sim.cost import CostModel, RolloutCost, TrainerCost
 from roq.sim.events import RealRun, Rolled, Update
+from roq.sim.runs import simulate
 from roq.sim.scenario import Scenario
 from roq.sim.workload import Workload, workload_of_run
-from roq.sim.world import simulate
 
 __all__ = ["Fit", "calibrate", "cost_toml", "replay"]
 

@@ -1,7 +1,7 @@
 """A real run as its event stream tells it: who generated what, when, and how long each update took.
 
-It reads the events itself: no slot matters here, and following them all with :class:`roq.replay.Replay` takes
-more than twice as long.
+It reads the events itself: no slot matters here, and following them all with
+:class:`roq.events.replay.Replay` takes more than twice as long.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from roq.errors import ConfigError
-from roq.history import Event, parse_place
+from roq.events.event import Event, parse_place
 
 __all__ = ["RealRun", "Rolled", "Update"]
 

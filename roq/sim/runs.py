@@ -13,14 +13,15 @@ from pathlib import Path
 
 import msgspec
 
-from roq._connect import connect
-from roq.server import EmbeddedServer
+from roq.client.connect import connect
+from roq.run.embedded_server import EmbeddedServer
 from roq.sim.outcome import Outcome
 from roq.sim.policies import load_policy
 from roq.sim.scenario import Scenario
-from roq.sim.world import simulate
+from roq.sim.workload import Workload
+from roq.sim.world import World
 
-__all__ = ["Case", "run_cases", "scratch_server"]
+__all__ = ["Case", "run_cases", "scratch_server", "simulate"]
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -29,6 +30,28 @@ class Case(msgspec.Struct, frozen=True):
     scenario: Scenario
     policy: str
     seed: int
+
+
+def simulate(
+    scenario: Scenario,
+    policy: str,
+    seed: int = 0,
+    server: str | None = None,
+    workload: Workload | None = None,
+) -> Outcome:
+    """Simulate a run; the outcome is a function of the arguments.
+
+    Args:
+        scenario: what is simulated.
+        policy: the name of a policy, see :func:`roq.sim.policies.policy_names`.
+        seed: of the lengths.
+        server: URL of a server for roq's own library; only the policy ``roq`` needs it.
+        workload: lengths, instead of the scenario's for this seed.
+
+    Raises:
+        ConfigError: the scenario cannot work; the message says why.
+    """
+    return World(scenario.checked(), load_policy(policy), seed, server, workload).run()
 
 
 @contextmanager

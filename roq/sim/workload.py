@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Meta
 
 from roq.errors import ConfigError
-from roq.history import read_archive
+from roq.events.archive import read_archive
 from roq.sim.events import RealRun
 
 __all__ = ["Lengths", "Lognormal", "Workload", "load_trace", "workload_of_run"]

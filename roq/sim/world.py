@@ -6,42 +6,63 @@ has a batch, it goes off; then free places are offered to the policy.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Generator
-from typing import Any
+from typing import Any, ClassVar
 
 import simpy
 
 from roq.errors import ConfigError
 from roq.sim.instance import Group, Instance, Sample
 from roq.sim.outcome import Outcome, Update
-from roq.sim.policies import Policy, load_policy
 from roq.sim.scenario import Scenario, limits
 from roq.sim.workload import Workload
 
-__all__ = ["World", "simulate"]
+__all__ = ["Policy", "World"]
 
 
-def simulate(
-    scenario: Scenario,
-    policy: str,
-    seed: int = 0,
-    server: str | None = None,
-    workload: Workload | None = None,
-) -> Outcome:
-    """Simulate a run; the outcome is a function of the arguments.
+class Policy(ABC):
+    """A staleness mechanism. ``name`` is the file's name with ``-`` for ``_``."""
 
-    Args:
-        scenario: what is simulated.
-        policy: the name of a policy, see :func:`roq.sim.policies.policy_names`.
-        seed: of the lengths.
-        server: URL of a server for roq's own library; only the policy ``roq`` needs it.
-        workload: lengths, instead of the scenario's for this seed.
+    name: ClassVar[str]
 
-    Raises:
-        ConfigError: the scenario cannot work; the message says why.
-    """
-    return World(scenario.checked(), policy, seed, server, workload).run()
+    def __init__(self, world: World) -> None:
+        self.world = world
+        scenario = world.scenario
+        self.check(scenario)
+        self.eta = scenario.eta
+        self.batch_size = scenario.batch_size
+        self.group_size = scenario.group_size
+
+    @classmethod  # noqa: B027 - most can fill any batch
+    def check(cls, scenario: Scenario) -> None:
+        """Refuse (ConfigError) a scenario in which this mechanism can never fill a batch."""
+
+    @abstractmethod
+    def admit(self, instance: Instance) -> list[Sample]:
+        """Responses to start on this instance, at most as many as it has free places; asked until empty."""
+
+    @abstractmethod
+    def finish(self, samples: list[Sample]) -> None:
+        """These responses have ended."""
+
+    @abstractmethod
+    def batch(self) -> list[Group] | None:
+        """The trainer is idle: the groups to train at this version, or None while it must wait."""
+
+    def published(self) -> None:  # noqa: B027 - most need nothing more than this
+        """The version has risen by one."""
+
+    def loaded(self, instance: Instance) -> None:  # noqa: B027
+        """The instance serves new weights."""
+
+    def batch_possible(self) -> bool:
+        """Whether some legal placement of what is finished would make a batch; roq alone can say."""
+        return False
+
+    def close(self) -> None:  # noqa: B027
+        """The run is over."""
 
 
 class World:
@@ -58,7 +79,7 @@ class World:
     def __init__(
         self,
         scenario: Scenario,
-        policy: str,
+        policy: type[Policy],
         seed: int,
         server: str | None = None,
         workload: Workload | None = None,
@@ -79,7 +100,7 @@ class World:
             Instance(self._env, number, scenario.cost.rollout, scenario.places, self._finished)
             for number in range(scenario.instances)
         ]
-        self._policy: Policy = load_policy(policy)(self)
+        self._policy = policy(self)
 
     # -- for policies -------------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from roq import Refused, RunConfig, RunEnded, Scheduler
-from roq._functions import VERIFY
-from roq._operations import Call
-from roq._session import wire
-from roq._verify import Snapshot
 from roq.board.feed import config_of
 from roq.board.picture import picture
-from roq.history import read_events
+from roq.client.operations import Call
+from roq.client.session import wire
+from roq.events.follow import read_events
+from roq.protocol.functions import VERIFY
+from roq.protocol.invariants import Snapshot
 from tests.board.conftest import Board
 from tests.conftest import Server
 from tests.protocol.play import expire, trajectory

@@ -19,7 +19,7 @@ from playwright.sync_api import Page
 
 from roq import RunConfig, Scheduler
 from roq.cli import main
-from roq.history import read_events
+from roq.events.follow import read_events
 from tests.board.conftest import Board, await_picture, await_position
 from tests.conftest import Server
 from tests.protocol.play import Named

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page
 
 from roq import RunConfig, Scheduler
-from roq.history import read_events
+from roq.events.follow import read_events
 from tests.board.conftest import Board, await_position
 from tests.protocol.play import trajectory
 

@@ -22,8 +22,8 @@ import msgspec
 import redis
 
 from roq import RunConfig, Scheduler, UnknownWorker
-from roq._keys import keys_of
-from roq.server import EmbeddedServer
+from roq.protocol.keys import keys_of
+from roq.run.embedded_server import EmbeddedServer
 from tests.chaos.worker import LEASE_S
 
 __all__ = ["Outcome", "chaos"]

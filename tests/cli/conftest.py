@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from roq.processes import finish, read_records
-from roq.server import EmbeddedServer
-from roq.supervisor import running_supervisor
+from roq.run.embedded_server import EmbeddedServer
+from roq.run.supervisor import running_supervisor
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,7 +15,7 @@ import uuid
 from pathlib import Path
 
 from roq import RunEnded, Scheduler, Trajectory
-from roq.jobs import read_job
+from roq.job.stored import read_job
 
 stopping = threading.Event()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from roq.server import EmbeddedServer
+from roq.run.embedded_server import EmbeddedServer
 
 Job = Callable[..., Path]
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from roq import RunConfig, Scheduler, Trajectory
 from roq.cli import main
-from roq.server import EmbeddedServer
+from roq.run.embedded_server import EmbeddedServer
 
 Roq = Callable[..., Any]
 

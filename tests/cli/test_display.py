@@ -11,18 +11,17 @@ import pytest
 from rich.console import Console
 
 from roq import RunConfig
-from roq._live import render
-from roq.display import (
+from roq.observe.display import (
     PlainDisplay,
     View,
-    make_display,
     rate,
     remaining,
     slot_row,
     sparkline,
     trainer_text,
 )
-from roq.records import Records, Step, WorkerLine
+from roq.observe.live import make_display, render
+from roq.observe.metrics_log import Records, Step, WorkerLine
 from roq.types import BufferStatus, Status, WaitingSlot, WorkerStatus
 
 
@@ -127,7 +126,7 @@ def test_workers_that_say_nothing_of_themselves(view: View, monkeypatch: pytest.
         view, records=Records("/none"), status=msgspec.structs.replace(view.status, workers=workers)
     )
     assert "?" not in shown(view)
-    monkeypatch.setattr("roq.display.SILENCE_S", -1.0)
+    monkeypatch.setattr("roq.observe.display.SILENCE_S", -1.0)
     out = io.StringIO()
     make_display(out).update(view)
     assert out.getvalue().splitlines()[-1] == "trainer trains batch 9; workers: 2 attached"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from roq.admin.server import check_server, masked, wait_for_server
 from roq.errors import ConfigError, ServerUnavailable, UnsuitableServer
-from roq.server import EmbeddedServer, ServerError, find_binary
-from roq.server_checks import check_server, masked, wait_for_server
+from roq.run.embedded_server import EmbeddedServer, ServerError, find_binary
 
 
 @pytest.fixture(params=["redis", "valkey"])

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from roq import RunConfig
-from roq.plot import write_plot
-from roq.records import Records
-from roq.summary import Summary, covered, summarize, summary_lines, write_summary
+from roq.observe.metrics_log import Records
+from roq.observe.plot import write_plot
+from roq.observe.summary import Summary, covered, summarize, summary_lines, write_summary
 from roq.types import Ledger, Status
 
 CONFIG = RunConfig(eta=1, batch_size=4, group_size=2)

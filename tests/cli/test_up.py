@@ -13,9 +13,9 @@ import roq_trainer.__main__
 import roq_worker.__main__
 from roq import Scheduler
 from roq.processes import Record, finish, read_records, start_mark
-from roq.server import EmbeddedServer
-from roq.supervisor import running_supervisor
-from roq.up import trainer_command, worker_command
+from roq.run.embedded_server import EmbeddedServer
+from roq.run.supervisor import running_supervisor
+from roq.run.up import trainer_command, worker_command
 from tests.waiting import eventually
 
 Job = Callable[..., Path]

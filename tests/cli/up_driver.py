@@ -5,10 +5,10 @@ import logging
 import sys
 from pathlib import Path
 
-from roq.display import PlainDisplay
 from roq.errors import RoqError
-from roq.supervisor import Restarts
-from roq.up import up
+from roq.observe.display import PlainDisplay
+from roq.run.supervisor import Restarts
+from roq.run.up import up
 
 STANDIN = str(Path(__file__).with_name("standin.py"))
 

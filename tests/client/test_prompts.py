@@ -11,7 +11,7 @@ import pytest
 
 from roq.config import Data
 from roq.errors import ConfigError
-from roq.prompts import load_prompts
+from roq.job.prompts import load_prompts
 from roq.rewards import exact_match, load_function, reasoning_gym
 
 
@@ -179,7 +179,7 @@ def test_load_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_core_needs_no_engine() -> None:
-    code = "import sys, roq.prompts, roq.rewards; print({'torch', 'numpy', 'vllm'} & sys.modules.keys())"
+    code = "import sys, roq.job.prompts, roq.rewards; print({'torch', 'numpy', 'vllm'} & sys.modules.keys())"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

@@ -121,17 +121,17 @@ def test_a_wheel_holds_the_simulators_cost_models(wheel: Path) -> None:
 
 def test_the_core_imports_without_the_engines(core: Path) -> None:
     code = (
-        "import json, sys, roq, roq._library, roq.cli\n"
+        "import json, sys, roq, roq.protocol.library, roq.cli\n"
         "loaded = {name.split('.')[0] for name in sys.modules}\n"
         "heavy = {'torch', 'vllm', 'numpy', 'transformers', 'megatron'} & loaded\n"
-        "print(json.dumps([roq.__file__, sorted(heavy), roq._library.source()]))"
+        "print(json.dumps([roq.__file__, sorted(heavy), roq.protocol.library.source()]))"
     )
-    where, heavy, library = json.loads(run(core, "-c", code))
+    where, heavy, shipped = json.loads(run(core, "-c", code))
     assert Path(where).is_relative_to(core.parent.parent)
     assert heavy == []
-    from roq import _library
+    from roq.protocol import library
 
-    assert library == _library.source()
+    assert shipped == library.source()
 
 
 def test_the_command_line_runs_without_the_engines(core: Path) -> None:

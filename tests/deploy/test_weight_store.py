@@ -13,7 +13,7 @@ import pytest
 
 from roq.config import Run
 from roq.errors import ConfigError
-from roq.weight_store import FolderStore, ObjectStore, StoreFailed, fetch, weight_store
+from roq.weights import FolderStore, ObjectStore, StoreFailed, fetch, weight_store
 
 Store = FolderStore | ObjectStore
 
@@ -21,7 +21,7 @@ Store = FolderStore | ObjectStore
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROQ_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("roq.weight_store.remote.ATTEMPTS", 2)  # pauses of 1 s instead of 15
+    monkeypatch.setattr("roq.weights.remote.ATTEMPTS", 2)  # pauses of 1 s instead of 15
 
 
 @pytest.fixture(params=["folder", "other folder", "file", "s3"])
@@ -223,7 +223,7 @@ def test_a_manifest_cannot_write_outside_the_cache(remote: ObjectStore, tmp_path
 
 FETCH = """\
 import sys, time
-from roq.weight_store import fetch
+from roq.weights import fetch
 with fetch(sys.argv[1]) as folder:
     print(folder, flush=True)
     sys.stdin.read()

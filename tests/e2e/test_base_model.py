@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from roq.config import load_job
-from roq.prompts import load_prompts
+from roq.job.prompts import load_prompts
 from roq.rewards import reasoning_gym
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from roq import Scheduler
-from roq.acl import ROLES
+from roq.protocol.functions import ROLES
 from tests.cli.conftest import environment
 from tests.e2e.conftest import JOB, until
 from tests.network import ADDRESS, Deployment, Network, network

@@ -15,7 +15,7 @@ import pytest
 
 from roq import Scheduler
 from roq.processes import read_records
-from roq.server import EmbeddedServer
+from roq.run.embedded_server import EmbeddedServer
 from tests.e2e.conftest import JOB, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

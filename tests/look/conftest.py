@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from roq import RunConfig, Scheduler
-from roq.server import EmbeddedServer
+from roq.run.embedded_server import EmbeddedServer
 from tests.protocol.play import Named
 
 

@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from roq.cli import main
-from roq.history import read_archive, read_events
+from roq.events.archive import read_archive
+from roq.events.follow import read_events
 from tests.cli.conftest import environment
 from tests.protocol.play import Named
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-import roq._figures
-import roq._story
-import roq._text
-import roq.display
-import roq.history
-from roq._event_fields import EVENTS
-from roq._metric_table import METRICS
+import roq.events.event
+import roq.observe.display
+import roq.observe.figures
+import roq.observe.timeline
+import roq.text
+from roq.events.fields import EVENTS
+from roq.observe.prometheus.metrics import METRICS
 from tests.cli.conftest import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,9 @@ def test_every_event_is_documented() -> None:
 
 
 def test_examples_in_docstrings() -> None:
-    for module in (roq._text, roq.display, roq.history, roq._figures, roq._story):
+    for module in (
+        roq.text, roq.observe.display, roq.events.event, roq.observe.figures, roq.observe.timeline,
+    ):
         done = doctest.testmod(module)
         assert done.attempted
         assert not done.failed

@@ -16,19 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 from roq import AsyncScheduler, ConfigError, RoqError, RunConfig, Scheduler
-from roq.audit import audit_archive
 from roq.cli import main
-from roq.history import (
-    BEGINNING,
-    LONGEST,
-    Archive,
-    Event,
-    archived_config,
-    follow,
-    parse_place,
-    read_archive,
-    read_events,
-)
+from roq.events.archive import LONGEST, Archive, archived_config, read_archive
+from roq.events.audit import audit_archive
+from roq.events.event import BEGINNING, Event, parse_place
+from roq.events.follow import follow, read_events
 from tests.conftest import Server
 from tests.protocol.play import Named
 

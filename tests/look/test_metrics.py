@@ -16,10 +16,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from roq import Scheduler, _library
-from roq._event_fields import EVENTS
-from roq._metric_table import METRICS
-from roq.server import EmbeddedServer
+from roq import Scheduler
+from roq.events.fields import EVENTS
+from roq.observe.prometheus.metrics import METRICS
+from roq.protocol import library
+from roq.run.embedded_server import EmbeddedServer
 from tests.cli.conftest import environment
 from tests.protocol.play import Named, trajectory
 
@@ -135,7 +136,7 @@ def test_names_kinds_and_labels_are_the_table_s(example: Named, scrape: Scrape) 
 
 
 def test_every_event_of_the_library_is_known() -> None:
-    written = set(re.findall(r'events\.log\(run, "(\w+)"', _library.source()))
+    written = set(re.findall(r'events\.log\(run, "(\w+)"', library.source()))
     assert len(written) > 15
     assert written <= set(EVENTS)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from roq import RunConfig, Scheduler
-from roq.history import read_events
-from roq.replay import Replay
+from roq.events.follow import read_events
+from roq.events.replay import Replay
 from tests.protocol.play import Named, expire, trajectory
 
 

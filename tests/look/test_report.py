@@ -12,13 +12,15 @@ from click.testing import CliRunner
 from playwright.sync_api import Page, sync_playwright
 
 from roq import RunConfig
-from roq._story import Step, Story, cause, tell, verdict, waiting
 from roq.cli import main
 from roq.errors import ConfigError
-from roq.history import Archive, Event, read_events
-from roq.records import Records
-from roq.report import write_report
-from roq.summary import summarize, summary_lines
+from roq.events.archive import Archive
+from roq.events.event import Event
+from roq.events.follow import read_events
+from roq.observe.metrics_log import Records
+from roq.observe.report import write_report
+from roq.observe.summary import summarize, summary_lines
+from roq.observe.timeline import Step, Story, cause, tell, verdict, waiting
 from roq.types import Status
 from tests.protocol.play import Named
 

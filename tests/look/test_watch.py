@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from textual.widgets import DataTable, RichLog, Static
 
-from roq.watch import Watch
+from roq.observe.watch import Watch
 from tests.protocol.play import Named
 
 

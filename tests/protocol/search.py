@@ -19,10 +19,10 @@ import msgspec
 import redis
 
 from roq import RunConfig
-from roq._keys import NAMES, keys_of
-from roq._library import source
-from roq._operations import config_fields
-from roq._verify import Snapshot, problems
+from roq.client.operations import config_fields
+from roq.protocol.invariants import Snapshot, problems
+from roq.protocol.keys import NAMES, keys_of
+from roq.protocol.library import source
 from tests.conftest import Server
 
 __all__ = ["Found", "search"]

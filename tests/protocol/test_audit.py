@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from roq import RunConfig, Scheduler
-from roq._verify import Snapshot
-from roq.audit import Event, audit_events
+from roq.events.audit import Event, audit_events
+from roq.protocol.invariants import Snapshot
 from tests.protocol.play import Named, expire
 
 Events = list[dict[str, str]]

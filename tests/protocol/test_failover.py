@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from roq import AsyncScheduler, RunConfig, Scheduler, ServerUnavailable
-from roq.server_checks import check_server, server_rss, wait_for_server
+from roq.admin.server import check_server, server_rss, wait_for_server
 from tests.conftest import server_binary
 from tests.protocol.play import trajectory
 from tests.waiting import until

@@ -22,7 +22,7 @@ from roq import (
     ServerUnavailable,
     UnsuitableServer,
 )
-from roq._library import source, version
+from roq.protocol.library import source, version
 from tests.conftest import Server
 from tests.protocol.play import trajectory
 

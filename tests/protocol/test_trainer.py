@@ -7,7 +7,7 @@ import json
 import pytest
 
 from roq import Fenced, Invalid, NotReady, RunConfig, RunEnded, Scheduler, StateLost, UnknownWeights
-from roq._keys import keys_of
+from roq.protocol.keys import keys_of
 from tests.conftest import Server
 from tests.protocol.play import Named, expire, trajectory
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from roq import Scheduler
-from roq.acl import ROLES, setuser_commands
+from roq.admin.acl import setuser_commands
+from roq.protocol.functions import ROLES
 from tests.conftest import Server
 
 As = Callable[..., Scheduler]

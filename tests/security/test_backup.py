@@ -22,13 +22,13 @@ from roq import (
     UnknownRun,
     UnsuitableServer,
     _backup_file,
-    _library,
     backup,
 )
-from roq._importable import STATE
-from roq._keys import KINDS, keys_of
-from roq.backup import export_run, import_run, read_header
+from roq.admin.backup import export_run, import_run, read_header
+from roq.admin.importable import STATE
 from roq.cli import main
+from roq.protocol import library
+from roq.protocol.keys import KINDS, keys_of
 from tests.conftest import Server
 from tests.protocol.play import expire, trajectory
 from tests.security.conftest import make_users, url_of
@@ -209,10 +209,10 @@ def test_files_of_other_kinds(server: Server, tmp_path: Path, data: bytes) -> No
 
 def test_a_file_of_a_newer_roq(run: tuple[Server, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     server, file = run
-    monkeypatch.setattr(_library, "version", lambda: "99 0123456789ab")
+    monkeypatch.setattr(library, "version", lambda: "99 0123456789ab")
     server.redis.flushall()
     with monkeypatch.context() as newer:
-        newer.setattr(_library, "REVISION", 99)
+        newer.setattr(library, "REVISION", 99)
         header = msgspec.structs.replace(read_header(file), library="99 0123456789ab")
     monkeypatch.undo()
     body = msgspec.msgpack.encode(header)

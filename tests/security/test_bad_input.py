@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from roq import AsyncScheduler, ConfigError, Invalid, NotAllowed, RoqError, RunConfig, Scheduler, load_job
-from roq.checks import check_model
+from roq.admin.server import check_server
 from roq.config import Data
-from roq.plot import write_plot
+from roq.job.checks import check_model
+from roq.job.prompts import load_prompts
+from roq.observe.metrics_log import Records
+from roq.observe.plot import write_plot
+from roq.observe.summary import summarize, summary_lines
 from roq.processes import unique_name
-from roq.prompts import load_prompts
-from roq.records import Records
-from roq.server_checks import check_server
-from roq.summary import summarize, summary_lines
 from roq.types import Status
 from tests.conftest import Server
 

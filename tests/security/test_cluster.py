@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from roq import NotAllowed, RunConfig, Scheduler
-from roq.backup import export_run, import_run
+from roq.admin.backup import export_run, import_run
+from roq.admin.doctor import examine
 from roq.board.feed import RunFeed
-from roq.doctor import examine
 from tests.conftest import Server
 from tests.protocol.play import trajectory
 from tests.protocol.test_failover import free_ports

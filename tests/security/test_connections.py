@@ -25,9 +25,9 @@ from roq import (
     ServerUnavailable,
     UnsuitableServer,
 )
-from roq._connect import check_url, connect, masked, own_address
+from roq.admin.server import check_server, wait_for_server
 from roq.cli import main
-from roq.server_checks import check_server, wait_for_server
+from roq.client.connect import check_url, connect, masked, own_address
 from tests.conftest import server_binary
 
 PASSWORD = "open-sesame"

@@ -17,14 +17,16 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 
-from roq import RunConfig, Scheduler, UnknownRun, _library, doctor, load_job
-from roq._findings_files import weights
+from roq import RunConfig, Scheduler, UnknownRun, load_job
+from roq.admin import doctor
+from roq.admin.doctor import Finding, examine
+from roq.admin.doctor.files import weights
 from roq.cli import main
-from roq.doctor import Finding, examine
-from roq.jobs import create_run
-from roq.server import EmbeddedServer
+from roq.job.stored import create_run
+from roq.protocol import library
+from roq.run.embedded_server import EmbeddedServer
 from roq.types import WeightsRef
-from roq.weight_store import weight_store
+from roq.weights import weight_store
 from tests.cli.conftest import folder, job  # noqa: F401 - fixtures
 from tests.conftest import KINDS, Server
 from tests.protocol.play import expire, trajectory
@@ -58,7 +60,7 @@ def test_a_healthy_run(durable: Server, tmp_path: Path) -> None:
         lines = found(durable.url, "test")
     assert {line.state for line in lines.values()} == {"ok"}, lines
     assert lines["server"].text.startswith(f"{durable.kind} ")
-    assert lines["library"].text == _library.version()
+    assert lines["library"].text == library.version()
     assert "default may call everything" in lines["user"].text
     assert "test at step 0, all invariants hold" in lines["run"].text
     assert "1 alive" in lines["workers"].text
@@ -119,14 +121,14 @@ def test_what_is_wrong_with_a_server(server: Server) -> None:
     client.config_set("maxmemory", 0)
     client.function_flush("SYNC")
     assert "not loaded" in line("library").text
-    client.function_load(_library.source().replace(f'"{_library.version()}"', '"99 0123456789ab"'))
+    client.function_load(library.source().replace(f'"{library.version()}"', '"99 0123456789ab"'))
     assert (line("library").state, "upgrade roq here" in line("library").text) == ("failed", True)
     client.function_load(
-        _library.source().replace(f'"{_library.version()}"', '"0 0123456789ab"'), replace=True
+        library.source().replace(f'"{library.version()}"', '"0 0123456789ab"'), replace=True
     )
     assert "older than this client's" in line("library").text
-    revision = _library.version().split()[0]
-    other = _library.source().replace(f'"{_library.version()}"', f'"{revision} 0123456789ab"')
+    revision = library.version().split()[0]
+    other = library.source().replace(f'"{library.version()}"', f'"{revision} 0123456789ab"')
     client.function_load(other, replace=True)
     assert "of one revision" in line("library").text
     client.function_flush("SYNC")
@@ -199,7 +201,7 @@ def test_what_is_wrong_with_a_run(server: Server, tmp_path: Path, monkeypatch: p
     server.redis.function_flush("SYNC")
     assert "has not this client's library" in line("run").text
     assert server.redis.function_list() == [], "it is not for a look to load one"
-    server.redis.function_load(_library.source())
+    server.redis.function_load(library.source())
     assert "not created on this server yet" in line("run").text
     with Scheduler(server.url, "test") as sched:
         sched.create(CONFIG, weights="w")
@@ -244,7 +246,7 @@ def test_before_a_run(job: Job, folder: Path, durable: Server) -> None:  # noqa:
         assert answer["ok"] == (done.exit_code == 0)
         return done.exit_code, {line["name"]: line for line in answer["findings"]}
 
-    durable.redis.function_load(_library.source(), replace=True)
+    durable.redis.function_load(library.source(), replace=True)
     code, lines = call()
     assert code == 0
     assert "not created on this server yet" in lines["run"]["text"]
@@ -266,7 +268,7 @@ def test_before_a_run(job: Job, folder: Path, durable: Server) -> None:  # noqa:
 
 def test_an_object_store(job: Job, folder: Path, durable: Server, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Written to, and the newest version looked at; by fsspec's own local store."""
-    monkeypatch.setattr("roq.weight_store.remote.ATTEMPTS", 1)
+    monkeypatch.setattr("roq.weights.remote.ATTEMPTS", 1)
     there = f"file://{folder}/objects"
     loaded = load_job(job(redis__url=durable.url, run__weights=there))
     with Scheduler(durable.url, "demo") as sched:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from roq import RunConfig
-from roq.acl import ROLES
+from roq.protocol.functions import ROLES
 from tests.chaos.worker import LEASE_S
 from tests.network import ADDRESS, Deployment, Network, network
 from tests.waiting import eventually

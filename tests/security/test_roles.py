@@ -22,14 +22,20 @@ from roq import (
     Scheduler,
     UnknownRun,
     UnsuitableServer,
-    _library,
 )
-from roq._functions import FUNCTIONS
-from roq._keys import keys_of
-from roq.acl import _NEVER_WRITES, _READS, ROLES, _library_commands, role_functions, rules, setuser_commands
-from roq.backup import export_run
+from roq.admin.acl import (
+    _NEVER_WRITES,
+    _READS,
+    _library_commands,
+    rules,
+    setuser_commands,
+)
+from roq.admin.backup import export_run
 from roq.board.feed import RunFeed
 from roq.cli import main
+from roq.protocol import library
+from roq.protocol.functions import FUNCTIONS, ROLES, role_functions
+from roq.protocol.keys import keys_of
 from tests.cli.conftest import folder, job  # noqa: F401 - fixtures
 from tests.conftest import Server
 from tests.protocol.play import trajectory
@@ -150,12 +156,12 @@ def test_what_a_role_may_not_write_by_hand(role: str, server: Server, acting_as:
     assert client.execute_command("HGET", keys["weights"], "0") == b"w", "everybody may read"
     if role not in ("admin", "owner"):
         with pytest.raises(redis.exceptions.NoPermissionError):
-            client.function_load(_library.source(), replace=True)
+            client.function_load(library.source(), replace=True)
 
 
 def test_no_function_of_a_role_writes_what_the_role_may_not() -> None:
     """A command that fails within a function leaves what was written before it: so none may fail."""
-    lua = _library._folder()
+    lua = library._folder()
     for role, forbidden in _NEVER_WRITES.items():
         sources = [*sorted((lua / "lib").glob("*.lua"))]
         sources += [lua / "functions" / f"{function.name}.lua" for function in role_functions(role)]
@@ -168,7 +174,7 @@ def test_no_function_of_a_role_writes_what_the_role_may_not() -> None:
 
 def test_the_library_issues_commands_by_name() -> None:
     """Otherwise the rules, made from its source, would lack some."""
-    source = _library.source()
+    source = library.source()
     source = re.sub(r"--.*", "", source)
     by_variable = re.findall(r'redis\.p?call\((?!\s*"[A-Z]+").*', source)
     assert len(by_variable) == 1, "slots.lua looks for the first or the last"
@@ -227,10 +233,10 @@ def test_without_the_library(server: Server, acting_as: As, monkeypatch: pytest.
     acting_as("admin").create(CONFIG)
     assert acting_as("worker").status().version == 0
     loaded = server.redis.fcall_ro("roq_version", 0).decode()
-    monkeypatch.setattr(_library, "version", lambda: "2 0123456789ab")
+    monkeypatch.setattr(library, "version", lambda: "2 0123456789ab")
     with pytest.raises(UnsuitableServer, match=f"has roq library {loaded}, this client needs 2 0123456789ab"):
         acting_as("worker").status()
-    monkeypatch.setattr(_library, "version", lambda: "1 0123456789ab")
+    monkeypatch.setattr(library, "version", lambda: "1 0123456789ab")
     assert acting_as("worker").status().version == 0, "of one revision, so they work together"
 
 
@@ -394,7 +400,7 @@ def test_commands_for_redis_cli(server: Server, tmp_path: Path) -> None:
     (line,) = done.stdout.splitlines()
     assert server.redis.execute_command(*line.split()) == b"OK"
     assert "open sesame" not in done.output
-    server.redis.function_load(_library.source(), replace=True)
+    server.redis.function_load(library.source(), replace=True)
     with Scheduler(url_of(server, tmp_path, "worker"), "test") as worker, pytest.raises(UnknownRun):
         worker.status()
 
@@ -419,8 +425,8 @@ def test_an_upgrade_under_a_live_run(server: Server, acting_as: As) -> None:
     acting_as("admin").create(CONFIG, weights="w")
     old = acting_as("worker")
     claims = old.reserve("w0", 0, 2).reservations
-    ours, newer = _library.version(), f"{_library.REVISION} 0123456789ab"
-    server.redis.function_load(_library.source().replace(f'"{ours}"', f'"{newer}"'), replace=True)
+    ours, newer = library.version(), f"{library.REVISION} 0123456789ab"
+    server.redis.function_load(library.source().replace(f'"{ours}"', f'"{newer}"'), replace=True)
     assert old.complete(claims[0], trajectory()).status == "occupied"
     started_later = acting_as("worker")
     assert started_later.complete(claims[1], trajectory()).status == "occupied"

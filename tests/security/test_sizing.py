@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from roq import RunConfig, Scheduler, Trajectory
-from roq.sizing import trajectories_kept, trajectory_bytes
+from roq.job.memory import trajectories_kept, trajectory_bytes
 from tests.conftest import Server
 from tests.protocol.play import trajectory
 

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from roq.errors import ConfigError
-from roq.history import Event, read_archive
+from roq.events.archive import read_archive
+from roq.events.event import Event
 from roq.sim.calibrate import calibrate, cost_toml
 from roq.sim.cost import CostModel, RolloutCost, TrainerCost
 from roq.sim.events import RealRun, Rolled, Update
+from roq.sim.policies import load_policy
 from roq.sim.scenario import Scenario
 from roq.sim.workload import Lognormal, load_trace
 from roq.sim.world import World
@@ -85,7 +87,7 @@ def test_known_costs_are_found_again(url: str) -> None:
         reprefill=False, batches=30,
         lengths=Lognormal(groups=400, median=300, prompt_sigma=0.0, prompt_median=20),
     )  # fmt: skip
-    run = observed(World(setting, "roq", 0, url), setting)
+    run = observed(World(setting, load_policy("roq"), 0, url), setting)
     fit = calibrate(run, "found", url)
     found = fit.cost
     for running in (8, 16, 24):

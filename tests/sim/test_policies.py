@@ -23,7 +23,7 @@ class Played:
     """A run: which ordinals each batch had, when it was published, and what was thrown away."""
 
     def __init__(self, scenario: Scenario, policy: str, workload: Workload, url: str | None = None) -> None:
-        self.world = World(scenario, policy, 0, url, workload)
+        self.world = World(scenario, load_policy(policy), 0, url, workload)
         self.batches: list[list[int]] = []
         inner = self.world._policy.batch
 
@@ -114,7 +114,8 @@ def test_trl(scenario: Make) -> None:
 
 def test_trl_admits_samples_not_groups(scenario: Make) -> None:
     """With groups of two and a cap of two samples, the second group begins once one sample has ended."""
-    world = World(scenario(group_size=2, batch_size=1, batches=1), "trl", 0, None, groups((1, 3), (9, 9)))
+    setting = scenario(group_size=2, batch_size=1, batches=1)
+    world = World(setting, load_policy("trl"), 0, None, groups((1, 3), (9, 9)))
     world.run()
     assert len(world.groups) == 2
     assert world.groups[1].start == 0
@@ -152,7 +153,7 @@ def test_roq_lets_a_slow_group_go_later(scenario: Make, url: str) -> None:
 def test_roq_leases_a_group_to_two_instances(scenario: Make, url: str) -> None:
     """Members are leased one by one, wherever a place is free."""
     setting = scenario(group_size=3, batch_size=1, instances=2, places=2, batches=1)
-    world = World(setting, "roq", 0, url, groups((2, 2, 2), (2, 2, 2)))
+    world = World(setting, load_policy("roq"), 0, url, groups((2, 2, 2), (2, 2, 2)))
     first = world._policy
     seen: dict[int, set[int]] = {}
     inner = first.admit

@@ -9,13 +9,15 @@ import pytest
 
 from roq import Scheduler
 from roq.errors import ConfigError
-from roq.history import Event, read_events
+from roq.events.event import Event
+from roq.events.follow import read_events
 from roq.sim.cost import load_cost
-from roq.sim.policies import Policy, policy_names
+from roq.sim.policies import load_policy, policy_names
 from roq.sim.policies.roq import Roq
+from roq.sim.runs import simulate
 from roq.sim.scenario import Scenario, changed, limits
 from roq.sim.workload import Lognormal
-from roq.sim.world import World, simulate
+from roq.sim.world import Policy, World
 from tests.sim.conftest import groups
 
 Make = Callable[..., Scenario]
@@ -34,7 +36,7 @@ def test_conservation(policy: str, eta: int, url: str) -> None:
         cost=SMALL.cost, eta=eta, batch_size=4, group_size=4, places=6, batches=12, trainer_gpus=2,
         lengths=SMALL.lengths,
     )  # fmt: skip
-    world = World(scenario, policy, 3, url)
+    world = World(scenario, load_policy(policy), 3, url)
     outcome = world.run()
     assert set(outcome.groups) <= {"trained", "waiting", "running", "discarded"}
     assert sum(outcome.groups.values()) == len(world.groups)
@@ -59,7 +61,7 @@ def test_conservation_with_over_sampling(url: str) -> None:
         cost=SMALL.cost, eta=2, batch_size=4, group_size=4, buffer_slots=6, group_candidates=5, places=12,
         batches=12, trainer_gpus=2, lengths=SMALL.lengths,
     )  # fmt: skip
-    world = World(scenario, "roq", 1, url)
+    world = World(scenario, load_policy("roq"), 1, url)
     policy = world._policy
     assert isinstance(policy, Roq)
     outcome = world.run()
@@ -90,7 +92,7 @@ def test_roq_plays_the_worked_example(scenario: Make, url: str) -> None:
     # B 11, L 12, I 13, v2 at 14; G began at 1, H at 2, I to L at 7.
     lengths = (1, 11, 3, 2, 4, 5, 5, 7, 6, 1, 3, 5)
     setting = scenario(batch_size=4, places=6, batches=3)
-    world = World(setting, "roq", 0, url, groups(*lengths, *[50] * 12))
+    world = World(setting, load_policy("roq"), 0, url, groups(*lengths, *[50] * 12))
     policy = world._policy
     assert isinstance(policy, Roq)
     outcome = world.run()
@@ -136,7 +138,7 @@ def test_roq_plays_the_worked_example(scenario: Make, url: str) -> None:
 
 
 def test_the_bound_and_the_invariants_hold_on_the_real_server(url: str) -> None:
-    world = World(SMALL, "roq", 0, url)
+    world = World(SMALL, load_policy("roq"), 0, url)
     policy = world._policy
     assert isinstance(policy, Roq)
     world.run()
@@ -171,7 +173,7 @@ def test_time_lost_although_a_batch_was_possible_is_counted(scenario: Make) -> N
         def batch_possible(self) -> bool:
             return len(self.done) >= 2
 
-    world = World(scenario(batches=1), "roll", 0, None, groups(1, 2, 5, 9))
+    world = World(scenario(batches=1), load_policy("roll"), 0, None, groups(1, 2, 5, 9))
     world.groups.clear()
     world._policy = Reluctant(world)  # type: ignore[assignment]
     (update,) = world.run().updates
@@ -203,22 +205,22 @@ def test_published_times_rise(url: str) -> None:
 
 def test_a_batch_that_no_trace_can_fill(scenario: Make) -> None:
     with pytest.raises(ConfigError, match="a batch of 2 groups cannot be filled from a trace of 1"):
-        World(scenario(), "roll", 0, None, groups(5))
+        World(scenario(), load_policy("roll"), 0, None, groups(5))
 
 
 def test_a_cache_too_small_for_one_response(scenario: Make) -> None:
     with pytest.raises(ConfigError, match=r"holds 10,000 tokens, but the longest .* 20,001"):
-        World(scenario(), "roll", 0, None, groups(20_000, 1, 1))
+        World(scenario(), load_policy("roll"), 0, None, groups(20_000, 1, 1))
 
 
 def test_a_cap_that_admits_nothing(scenario: Make) -> None:
     with pytest.raises(ConfigError, match="with eta = 0 it can generate nothing"):
-        World(scenario(eta=0), "trl", 0, None, groups(1, 1))
+        World(scenario(eta=0), load_policy("trl"), 0, None, groups(1, 1))
 
 
 def test_a_batch_that_can_never_fill_says_so(scenario: Make) -> None:
     """A policy that stops admitting: the run ends with the reason, it does not hang."""
-    world = World(scenario(), "nemo-in-order", 0, None, groups(1, 1, 1, 1))
+    world = World(scenario(), load_policy("nemo-in-order"), 0, None, groups(1, 1, 1, 1))
     world._policy.batch = lambda: None  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match=r"nemo-in-order can never fill batch 0 .* \(4 groups waiting\)"):
         world.run()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from trainer_support import TEMPERATURE, VOCAB
 
 from roq import Reservation, Scheduler, Trajectory
-from roq.weight_store import StoreFailed, fetch
+from roq.weights import StoreFailed, fetch
 
 
 class Player:

@@ -21,8 +21,8 @@ from trainer_support import TEMPERATURE, make_batch
 
 from roq.config import Training
 from roq.types import Batch, BatchGroup
-from roq_trainer import _dist, checkpoint, data, loss, step, weights
-from roq_trainer._cpu import megatron_device
+from roq_trainer import checkpoint, data, loss, parallel, step, weights
+from roq_trainer.cpu import megatron_device
 from roq_trainer.model import ModelShape, build_model, build_optimizer, read_shape
 
 
@@ -44,8 +44,8 @@ def cut(batch: Batch, payloads: list[list[data.Trajectory]], training: Training)
     mine = shares[parallel_state.get_data_parallel_rank()]
     groups = [batch.groups[i] for i in mine]
     source = Payloads({g.group: p for g, p in zip(batch.groups, payloads, strict=True)})
-    got = data.fetch(source if _dist.leads_replica() else None, groups)
-    assert source.asked == ([g.group for g in groups] if _dist.leads_replica() else [])
+    got = data.fetch(source if parallel.leads_replica() else None, groups)
+    assert source.asked == ([g.group for g in groups] if parallel.leads_replica() else [])
     rewards = [[member.reward for member in group.members] for group in batch.groups]
     scores = loss.advantages(rewards, training.normalize_advantage)
     samples = [
@@ -62,9 +62,9 @@ def train(
 ) -> tuple[list[float], list[float], float]:
     batch, payloads = make_batch(version=version + 1, seed=seed, groups=3)
     micro = cut(batch, payloads, training)
-    off = _dist.world_sum(step.logprob_pass(model, micro, TEMPERATURE, training.importance_cap))
+    off = parallel.world_sum(step.logprob_pass(model, micro, TEMPERATURE, training.importance_cap))
     sums, norm = step.update(model, optimizer, micro, training, TEMPERATURE)
-    return off, _dist.world_sum(sums), norm
+    return off, parallel.world_sum(sums), norm
 
 
 def logits_of(model: DistributedDataParallel, shape: ModelShape, out: Path) -> None:
@@ -142,15 +142,15 @@ def main() -> None:
         micro_batch_size=4, max_seq_tokens=64, weight_decay=0.01,
     )  # fmt: skip
     Path(out).mkdir(parents=True, exist_ok=True)
-    _dist.open_world()
-    _dist.open_parallel(training, seed=0)
+    parallel.open_world()
+    parallel.open_parallel(training, seed=0)
     with megatron_device():
         for kind in ("tied", "untied") if what == "parts" else ("tied",):
             folder = Path(source) / kind
             shape = read_shape(folder)
             {"parts": parts, "checkpoint": checkpoints}[what](training, shape, folder, Path(out) / kind)
             dist.barrier()
-    _dist.close()
+    parallel.close()
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from trainer_support import read_tensorboard, read_wandb
 from roq import Job
 from roq.config import load_job
 from roq.errors import ConfigError
-from roq.jobs import _job, _settings
-from roq.prompts import load_prompts
+from roq.job.prompts import load_prompts
+from roq.job.stored import _job, _settings
 from roq.types import Ledger, Status, WorkerStatus
 from roq_trainer.logs import NAMES, Logs
 

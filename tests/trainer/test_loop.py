@@ -22,11 +22,11 @@ from player import playing
 from trainer_support import TEMPERATURE, environment, read_tensorboard, read_wandb
 
 from roq import Job, Scheduler
-from roq.checks import check_weights
-from roq.jobs import create_run
+from roq.job.stored import create_run
 from roq.processes import start_mark
-from roq.up import trainer_command
-from roq.weight_store import fetch
+from roq.run.up import trainer_command
+from roq.weights import fetch
+from roq.weights.safetensors import check_weights
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from roq import Scheduler, Status, WeightsRef
 from roq.errors import ConfigError, StateLost
-from roq.weight_store import FolderStore
-from roq_trainer import _cpu, checkpoint, weights
+from roq.weights import FolderStore
+from roq_trainer import checkpoint, cpu, weights
 from roq_trainer.model import check_parallel, find_model, read_shape
 from roq_trainer.train import lost_newest
 
@@ -167,10 +167,10 @@ def test_where_to_go_on_from(tmp_path: Path, version: int, covered: int, expecte
         assert (None if found is None else int(found.name[-8:])) == expected
 
 
-@pytest.mark.skipif(_cpu.HAVE_CUDA, reason="only without CUDA")
+@pytest.mark.skipif(cpu.HAVE_CUDA, reason="only without CUDA")
 def test_cuda_means_cpu_only_inside() -> None:
     before = torch.cuda.current_device
-    with _cpu.megatron_device():
+    with cpu.megatron_device():
         assert torch.zeros(1, device="cuda").device.type == "cpu"
         assert torch.zeros(1).cuda().device.type == "cpu"
         assert torch.zeros(1).to("cuda").device.type == "cpu"

@@ -22,8 +22,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from roq import transfer
 from roq.errors import ConfigError, Fenced
+from roq.weights import transfer
 from roq_trainer import sender as sending
 from roq_trainer.sender import Sender
 
@@ -287,7 +287,7 @@ def test_a_turn_that_hangs_ends_the_process(folder: Path, tmp_path: Path) -> Non
 import sys
 from datetime import timedelta
 from pathlib import Path
-from roq import transfer
+from roq.weights import transfer
 from roq_trainer import sender
 transfer.MEET, transfer.BUFFER, sender.TURN_S = timedelta(seconds=20), timedelta(seconds=100), 1.0
 server = sender._Server({HOST!r}, Path({str(folder)!r}), "gloo", 2)

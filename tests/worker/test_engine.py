@@ -14,7 +14,7 @@ import pytest
 from roq.config import Rollout
 from roq.errors import ConfigError
 from roq.trajectory import Prefix
-from roq.weight_store import ObjectStore, StoreFailed
+from roq.weights import ObjectStore, StoreFailed
 from roq_worker.draft import Draft
 from roq_worker.engine import Delta, Engine
 from roq_worker.model_folder import WeightsError

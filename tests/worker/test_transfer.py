@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from roq import transfer
 from roq.config import Rollout
+from roq.weights import transfer
 from roq_worker.engine import Engine, EngineError
 from roq_worker.model_folder import WeightsError
 from tests.worker.test_engine import PROMPT, collect, largest_difference, reference, swap_midway

@@ -17,7 +17,7 @@ import pytest
 
 from roq import RunConfig, Scheduler
 from roq.config import Data, Job, Model, Reward, Rollout, Run
-from roq.jobs import create_run
+from roq.job.stored import create_run
 from roq.types import Batch, Status
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ import torch
 from roq.errors import RoqError
 from roq.trajectory import Trajectory
 from roq.types import Batch, BatchGroup
-from roq_trainer._dist import broadcast_bytes, model_parallel_group
+from roq_trainer.parallel import broadcast_bytes, model_parallel_group
 
 __all__ = ["MicroBatch", "Sample", "SequenceTooLong", "deal", "fetch", "micro_batches", "micro_count"]
 

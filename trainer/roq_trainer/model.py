@@ -27,7 +27,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from roq.config import Training
 from roq.errors import ConfigError
-from roq_trainer._cpu import HAVE_CUDA
+from roq_trainer.cpu import HAVE_CUDA
 
 __all__ = ["DTYPES", "ModelShape", "build_model", "build_optimizer", "find_model", "read_shape"]
 
@@ -209,7 +209,7 @@ def build_model(
 ) -> DistributedDataParallel:
     """This rank's part of the model in Megatron's data-parallel wrapper, its weights not yet set.
 
-    Needs ``parallel_state`` initialised and :func:`roq_trainer._cpu.megatron_device`.
+    Needs ``parallel_state`` initialised and :func:`roq_trainer.cpu.megatron_device`.
 
     Raises:
         ConfigError: the model cannot be split so, or the data type is not for this machine.

@@ -1,7 +1,8 @@
 """Sends published weights to the workers that ask for them: a process beside the trainer's rank 0.
 
 Started by the trainer where ``[run] transfer`` says so; :class:`Sender` is its handle. It maps the files of a
-version, which are still in the page cache, and broadcasts them to the ranks of one engine (roq/transfer.py).
+version, which are still in the page cache, and broadcasts them to the ranks of one engine
+(roq/weights/transfer.py).
 The trainer waits for none of it, and a worker that dies in it, or hangs, costs a thread here.
 
 On GPUs (NCCL) not yet run.
@@ -35,10 +36,11 @@ import torch
 from safetensors import safe_open
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from roq import Scheduler, transfer
-from roq._orphans import watch_parent
-from roq._text import one_line
+from roq import Scheduler
 from roq.errors import ConfigError, Refused
+from roq.processes import watch_parent
+from roq.text import one_line
+from roq.weights import transfer
 
 __all__ = ["Sender"]
 

@@ -30,15 +30,15 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from roq import Scheduler
-from roq._connect import own_address
-from roq.checks import check_lengths
+from roq.client.connect import own_address
 from roq.config import Job
 from roq.errors import ConfigError, RoqError
-from roq.jobs import read_job
+from roq.job.checks import check_lengths
+from roq.job.stored import read_job
 from roq.processes import unique_name
-from roq.weight_store import FolderStore, ObjectStore, weight_store
-from roq_trainer import _dist, checkpoint, data, logs, loss, metrics, model, step, weights
-from roq_trainer._cpu import megatron_device
+from roq.weights import FolderStore, ObjectStore, weight_store
+from roq_trainer import checkpoint, data, logs, loss, metrics, model, parallel, step, weights
+from roq_trainer.cpu import megatron_device
 from roq_trainer.sender import Sender
 from roq_trainer.waiting import Order, Waiter
 
@@ -72,12 +72,12 @@ def train(url: str, run: str, address: str | None = None) -> None:
     # -------------------------------------------------------------------------------------------------
     # The job, from Redis; the ranks; the model
 
-    _dist.open_world()
+    parallel.open_world()
     first = dist.get_rank() == 0
     sched = Scheduler(url, run, retry_s=RETRY_S, stop=stop)  # connects when first used
-    job = _dist.lead(partial(read_job, sched), Job)
+    job = parallel.lead(partial(read_job, sched), Job)
     training = job.trainer
-    _dist.open_parallel(training, job.run.seed)
+    parallel.open_parallel(training, job.run.seed)
     check_lengths(job)
     dtype = model.DTYPES.get(job.model.dtype)
     if dtype is None:
@@ -85,8 +85,8 @@ def train(url: str, run: str, address: str | None = None) -> None:
     source = model.find_model(job.model.path)
     shape = model.read_shape(source)
     store = weight_store(job.run)
-    _dist.lead(store.probe)
-    _dist.lead(partial(store.claim, job.run.name))
+    parallel.lead(store.probe)
+    parallel.lead(partial(store.claim, job.run.name))
     net = model.build_model(shape, dtype, training.tensor_parallel, training.pipeline_parallel)
 
     # -------------------------------------------------------------------------------------------------
@@ -95,19 +95,19 @@ def train(url: str, run: str, address: str | None = None) -> None:
     folder = Path(job.run.dir)
     weights.load(net, shape, source)
     optimizer = model.build_optimizer(net, training, dtype)
-    saved = _dist.lead(partial(resume_point, sched, folder / "checkpoints"), str | None)
+    saved = parallel.lead(partial(resume_point, sched, folder / "checkpoints"), str | None)
     done = checkpoint.restore(Path(saved), net, optimizer) if saved else 0  # updates these weights have had
     kept = done  # updates that the newest checkpoint covers
     if first:
         store.clean()  # after a trainer that died while writing
-    _dist.lead(partial(discard_leftovers, sched, store))
+    parallel.lead(partial(discard_leftovers, sched, store))
 
     def export(location: str) -> None:
         """Write the model as it is, and store it there."""
         weights.export(net, shape, source, store.folder(location))
-        _dist.lead(partial(store.put, location))
+        parallel.lead(partial(store.put, location))
 
-    if done and (lost := _dist.lead(partial(lost_newest, sched, done, store), str | None)):
+    if done and (lost := parallel.lead(partial(lost_newest, sched, done, store), str | None)):
         log.warning("the files of the published version %d were lost; writing them again", done)
         export(lost)
     trainer = unique_name()
@@ -122,13 +122,13 @@ def train(url: str, run: str, address: str | None = None) -> None:
     def keep() -> int:
         """Checkpoint the model as it is; only what is on disk may let go of the batches before it."""
         checkpoint.save(folder / "checkpoints", done, net, optimizer, training.keep_checkpoints)
-        _dist.lead(partial(sched.checkpointed, done, trainer))
+        parallel.lead(partial(sched.checkpointed, done, trainer))
         return done
 
     sender: Sender | None = None
     if job.run.transfer != "files":
         sender = Sender(job.run.transfer, store.local, address or own_address(url))
-        _dist.lead(sender.start)  # on rank 0 alone
+        parallel.lead(sender.start)  # on rank 0 alone
     journal = logs.Logs(job, done) if first else None
     began, tidy = time.perf_counter(), False
     laps = metrics.Laps()
@@ -136,14 +136,14 @@ def train(url: str, run: str, address: str | None = None) -> None:
         # ---------------------------------------------------------------------------------------------
         # Wait for the batch. The other ranks hear from rank 0 every few seconds.
 
-        order = _dist.lead(partial(waiter.next, done, stop.is_set), Order)
+        order = parallel.lead(partial(waiter.next, done, stop.is_set), Order)
         if sender is not None and order.kind in ("train", "wait"):
-            _dist.lead(
+            parallel.lead(
                 partial(sender.announce, sched, trainer)
             )  # while it waits too: workers may need it to go on
         if order.kind == "wait":
             # Only a checkpoint lets go of trained data: a full byte budget must not wait for the next one.
-            if kept < done and _dist.lead(partial(bytes_are_short, sched), bool):
+            if kept < done and parallel.lead(partial(bytes_are_short, sched), bool):
                 kept = keep()
             continue
         if order.batch is None:
@@ -157,7 +157,7 @@ def train(url: str, run: str, address: str | None = None) -> None:
         shares = data.deal(batch, training.data_parallel)
         mine = shares[parallel_state.get_data_parallel_rank()]
         groups = [batch.groups[i] for i in mine]
-        payloads = data.fetch(sched if _dist.leads_replica() else None, groups)
+        payloads = data.fetch(sched if parallel.leads_replica() else None, groups)
         scores = loss.batch_advantages(batch, training.normalize_advantage)
         samples = [
             data.Sample(group.group, trajectory, score)
@@ -169,7 +169,7 @@ def train(url: str, run: str, address: str | None = None) -> None:
             data.micro_count(batch, shares, training.micro_batch_size),
             version=batch.version,
             max_seq_tokens=training.max_seq_tokens,
-            device=_dist.device(),
+            device=parallel.device(),
         )
         laps.lap("fetch")
 
@@ -185,8 +185,8 @@ def train(url: str, run: str, address: str | None = None) -> None:
                 f"the gradient norm of batch {batch.version} is {norm}; nothing of it was published. "
                 "Lower trainer.lr, or look at mismatch_kl in metrics.jsonl, and start the trainer again"
             )
-        prompts = sum(len(s.trajectory.prompt) for s in samples) if _dist.leads_replica() else 0
-        sums = _dist.world_sum(torch.cat([off, learnt, torch.tensor([float(prompts)])]))
+        prompts = sum(len(s.trajectory.prompt) for s in samples) if parallel.leads_replica() else 0
+        sums = parallel.world_sum(torch.cat([off, learnt, torch.tensor([float(prompts)])]))
         done = batch.version + 1
         row = metrics.line(batch, sums, norm)
         laps.lap("train")
@@ -196,14 +196,14 @@ def train(url: str, run: str, address: str | None = None) -> None:
         # its files were lost since, they are written again, where they are registered.
 
         where = partial(lost_newest, sched, done, store) if batch.replay else partial(store.new, done)
-        location = _dist.lead(where, str | None)
+        location = parallel.lead(where, str | None)
         if location is not None:
             export(location)
             figures = metrics.figures(row | metrics.spent(laps.seconds))
-            _dist.lead(partial(sched.publish, done, location, trainer, figures))
-            _dist.lead(partial(discard_old_weights, sched, trainer, training.keep_weights, store))
+            parallel.lead(partial(sched.publish, done, location, trainer, figures))
+            parallel.lead(partial(discard_old_weights, sched, trainer, training.keep_weights, store))
             if not (tidy or batch.replay):  # one that died may have exported this version before
-                _dist.lead(partial(discard_leftovers, sched, store))
+                parallel.lead(partial(discard_leftovers, sched, store))
                 tidy = True
         laps.lap("export")
 
@@ -241,9 +241,9 @@ def train(url: str, run: str, address: str | None = None) -> None:
     if journal is not None:
         journal.close()
     if sender is not None:
-        _dist.lead(partial(sender.leave, sched, trainer))
+        parallel.lead(partial(sender.leave, sched, trainer))
     sched.close()
-    _dist.close()
+    parallel.close()
 
 
 def resume_point(sched: Scheduler, checkpoints: Path) -> str | None:

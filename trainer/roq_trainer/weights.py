@@ -21,8 +21,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from roq.errors import ConfigError
-from roq_trainer._dist import pipeline_group, tensor_group
 from roq_trainer.model import ModelShape
+from roq_trainer.parallel import pipeline_group, tensor_group
 
 __all__ = ["MAX_FILE_BYTES", "Parameter", "durable_rename", "export", "layout", "load"]
 

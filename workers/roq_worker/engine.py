@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
-from roq._text import one_line
 from roq.config import Rollout
 from roq.errors import RoqError
-from roq.transfer import Offer, TransferFailed
-from roq.weight_store import StoreFailed, fetch, is_url
+from roq.text import one_line
+from roq.weights import StoreFailed, fetch, is_url
+from roq.weights.transfer import Offer, TransferFailed
 from roq_worker.model_folder import Shapes, WeightsError, read_shapes
 from roq_worker.receiver import Receiver
 from roq_worker.vllm_start import EngineError, start_vllm

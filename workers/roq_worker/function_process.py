@@ -19,9 +19,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from roq._orphans import die_with_parent
 from roq.errors import ConfigError
 from roq.postprocess import Member, Verdict
+from roq.processes import die_with_parent
 from roq.rewards import load_function
 
 __all__ = ["KINDS", "LENGTH"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from roq.aclient import AsyncScheduler
+from roq.client.async_scheduler import AsyncScheduler
 from roq.trajectory import Trajectory
 from roq.types import Completion, Reservation
 

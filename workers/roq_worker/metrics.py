@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from roq.aclient import AsyncScheduler
+from roq.client.async_scheduler import AsyncScheduler
 from roq_worker.engine import Engine
 
 __all__ = ["Counters", "Log", "Rate", "resident_bytes"]

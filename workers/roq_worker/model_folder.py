@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from roq import checks
 from roq.errors import ConfigError, RoqError
+from roq.job import checks
 
 __all__ = ["Shapes", "WeightsError", "check_model", "read_shapes", "resolve_model"]
 

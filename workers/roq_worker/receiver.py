@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from roq import transfer
-from roq.transfer import TransferFailed
+from roq.weights import transfer
+from roq.weights.transfer import TransferFailed
 
 __all__ = ["Receiver"]
 

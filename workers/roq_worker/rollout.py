@@ -34,13 +34,13 @@ from typing import Any
 
 import msgspec
 
-from roq.aclient import AsyncScheduler
 from roq.client import Scheduler
+from roq.client.async_scheduler import AsyncScheduler
 from roq.errors import Fenced, Invalid, InvalidTrajectory, RewardError, UnknownWeights
 from roq.processes import unique_name
 from roq.trajectory import Trajectory
 from roq.types import Renewal, Reservation
-from roq.weight_store import StoreFailed
+from roq.weights import StoreFailed
 from roq_worker.draft import Draft, may_continue, member_of, seed_of
 from roq_worker.engine import EngineError
 from roq_worker.function_pool import PostProcess, Rewards

@@ -7,12 +7,12 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import TypeVar
 
-from roq.aclient import AsyncScheduler
+from roq.client.async_scheduler import AsyncScheduler
 from roq.config import Job
 from roq.errors import ConfigError
-from roq.jobs import read_job_async
-from roq.prompts import Prompts, load_prompts
-from roq.weight_store import is_url, weight_store
+from roq.job.prompts import Prompts, load_prompts
+from roq.job.stored import read_job_async
+from roq.weights import is_url, weight_store
 from roq_worker.engine import Engine
 from roq_worker.texts import check_lengths
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from roq.config import Data
 from roq.errors import ConfigError
-from roq.prompts import Prompts
+from roq.job.prompts import Prompts
 
 __all__ = ["check_lengths", "encode"]
 

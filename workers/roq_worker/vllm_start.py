@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from roq._text import one_line
 from roq.config import Rollout
 from roq.errors import ConfigError, RoqError
 from roq.processes import start_mark
-from roq_worker import _cpu
+from roq.text import one_line
+from roq_worker import cpu
 from roq_worker.model_folder import Shapes, check_model, resolve_model
 
 __all__ = ["BACKEND", "WORKER", "EngineError", "start_vllm"]
@@ -36,7 +36,7 @@ def start_vllm(
         ConfigError: the model or the engine arguments cannot work.
         EngineError: vLLM did not start.
     """
-    _cpu.set_environment()
+    cpu.set_environment()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of addresses that have no name
@@ -55,7 +55,7 @@ def start_vllm(
         "logprobs_mode": "processed_logprobs",  # after temperature: what sampling really used
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        **_cpu.engine_arguments(max_model_len, several_ranks=_has_several_ranks(rollout.engine)),
+        **cpu.engine_arguments(max_model_len, several_ranks=_has_several_ranks(rollout.engine)),
         **rollout.engine,
         "worker_extension_cls": "roq_worker.weight_transfer.WorkerExtension",
     }

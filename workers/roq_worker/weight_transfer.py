@@ -2,7 +2,7 @@
 
 vLLM's own backend for NCCL has one group of a fixed size, which the trainer drives and all workers are in.
 Here weights are files, read by any number of workers when they like, and where the trainer sends them, every
-engine has a group of its own with it (roq/transfer.py) and asks when it is ready.
+engine has a group of its own with it (roq/weights/transfer.py) and asks when it is ready.
 Named by ``worker_extension_cls``: importing this module registers the backend.
 
 Not yet run on a GPU.
@@ -29,10 +29,10 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
-from roq import transfer
-from roq._orphans import end_with
-from roq._text import one_line
-from roq_worker import _cpu
+from roq.processes import end_with
+from roq.text import one_line
+from roq.weights import transfer
+from roq_worker import cpu
 from roq_worker.vllm_start import BACKEND, WORKER
 
 __all__ = ["Meeting", "Source", "Transfer", "WorkerExtension"]
@@ -43,7 +43,7 @@ Tensors = Generator[tuple[str, torch.Tensor]]
 
 @dataclass
 class Meeting(WeightTransferInitInfo):
-    """Where all ranks of the engine meet the trainer's sender, as :class:`roq.transfer.Group` takes it."""
+    """Where the engine's ranks meet the trainer's sender; see :class:`roq.weights.transfer.Group`."""
 
     backend: str
     host: str
@@ -109,7 +109,7 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
                 # What came stays counted per layer, and would be taken for a part of the next update.
                 finalize_layerwise_reload(self.model, self.model_config)
                 raise
-        _cpu.refresh_tied_head(self.model)
+        cpu.refresh_tied_head(self.model)
 
     def _noted(self, tensors: Tensors) -> Tensors:
         for tensor in tensors:

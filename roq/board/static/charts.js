@@ -111,7 +111,7 @@ function smoothed(values, top) {
   });
 }
 
-// Where an axis ends that its few highest values do not flatten (as roq/_figures.py has it).
+// Where an axis ends that its few highest values do not flatten (as roq/observe/figures.py has it).
 function usualTop(lines) {
   const ordered = lines.flat().filter((value) => value !== null).sort((a, b) => a - b);
   if (ordered.length === 0) return null;

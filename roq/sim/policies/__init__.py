@@ -1,7 +1,7 @@
 """The policies: what decides which prompts are generated when, and what is trained.
 
 One file each. A new one is a module here whose ``POLICY`` is a subclass of :class:`Policy` (or of
-:class:`~roq.sim.policies._queue.QueuePolicy`), and a test.
+:class:`~roq.sim.queue.QueuePolicy`), and a test.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 
 from roq.errors import ConfigError
-from roq.sim.policies._base import Policy
+from roq.sim.world import Policy
 
 __all__ = ["Policy", "load_policy", "policy_names"]
 

@@ -7,7 +7,7 @@ has finished. Nothing is discarded; one long response holds up its own batch and
 from __future__ import annotations
 
 from roq.sim.instance import Group
-from roq.sim.policies._queue import QueuePolicy
+from roq.sim.queue import QueuePolicy
 
 __all__ = ["POLICY"]
 

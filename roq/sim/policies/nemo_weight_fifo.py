@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from roq.sim.instance import Group
-from roq.sim.policies._queue import QueuePolicy
+from roq.sim.queue import QueuePolicy
 
 if TYPE_CHECKING:
     from roq.sim.world import World

@@ -7,7 +7,7 @@ groups from the oldest start step on, and waits for the unfinished ones of that 
 from __future__ import annotations
 
 from roq.sim.instance import Group
-from roq.sim.policies._queue import QueuePolicy
+from roq.sim.queue import QueuePolicy
 
 __all__ = ["POLICY", "Roll"]
 

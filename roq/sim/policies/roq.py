@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from roq.client import Scheduler
 from roq.errors import ConfigError, Refused, RoqError
-from roq.history import BEGINNING, read_events
+from roq.events.event import BEGINNING
+from roq.events.follow import read_events
 from roq.sim.bound import batch_possible
 from roq.sim.instance import Group, Instance, Sample
-from roq.sim.policies._base import Policy
+from roq.sim.world import Policy
 from roq.trajectory import Trajectory
 from roq.types import Reservation
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from roq.errors import ConfigError
 from roq.sim.instance import Group, Sample
-from roq.sim.policies._queue import QueuePolicy
+from roq.sim.queue import QueuePolicy
 
 if TYPE_CHECKING:
     from roq.sim.scenario import Scenario

@@ -9,7 +9,7 @@ stopped.
 from __future__ import annotations
 
 from roq.sim.instance import Group
-from roq.sim.policies._queue import QueuePolicy
+from roq.sim.queue import QueuePolicy
 
 __all__ = ["POLICY"]
 

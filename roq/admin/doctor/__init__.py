@@ -1,0 +1,139 @@
+"""``roq doctor``: whether a deployment can carry a run, before it starts and while it goes on.
+
+Looks only. All that it writes is a small file in the run's folder and in its weight store, removed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version as package_version
+
+from roq.admin.doctor import files, server
+from roq.admin.doctor.finding import Finding, fail, ok, warn
+from roq.admin.server import one_client, wait_for_server
+from roq.client import Scheduler
+from roq.config import Job
+from roq.errors import RoqError, UnknownRun
+from roq.job.stored import read_job
+from roq.observe.display import worker_info
+from roq.protocol import library
+from roq.types import Status
+
+__all__ = ["Finding", "examine"]
+
+REACH_S = 3.0
+SILENT_S = 120.0  # a trainer that long unseen
+
+
+def examine(url: str | None, run: str | None, job: Job | None) -> Iterator[Finding]:
+    """Look at a server, a run on it and its files; what cannot be asked is a finding too.
+
+    Args:
+        url: of the server; None when the job's own is not started yet.
+        run: the run's name; None looks at the server alone.
+        job: what is to run, if known; otherwise the one that the run was created with.
+    """
+    if job is not None:
+        yield files.model(job)
+    if url is None:
+        yield warn("server", "not started yet; roq up starts one of its own in the run's folder")
+    else:
+        try:
+            wait_for_server(url, REACH_S)
+        except RoqError as error:
+            yield fail("server", str(error))
+            return
+        status: Status | None = None
+        with one_client(url) as client:
+            info = server.server_info(client)
+            yield server.version(url, info)
+            loaded, allowed = server.probe(client)
+            yield server.loaded_library(loaded)
+            yield server.role(client, allowed, loaded is not None)
+            yield server.durability(client, info)
+            if (line := server.restart(client, info, run)) is not None:
+                yield line
+            yield server.eviction(client, info)
+            yield server.clock(client)
+        if run is not None and loaded != library.version():
+            # A client would load its own; that is not for one that only looks to decide.
+            yield warn("run", f"{run} is not looked at: the server has not this client's library")
+        elif run is not None:
+            with Scheduler(url, run, retry_s=REACH_S) as scheduler:
+                try:
+                    status, job = scheduler.status(), job or _job_of(scheduler)
+                    broken = scheduler.verify()
+                    newest = next((w for w in scheduler.weights() if w.version == status.version), None)
+                except UnknownRun:
+                    yield warn("run", f"{run} is not created on this server yet; roq init creates it")
+                except RoqError as error:
+                    yield fail("run", str(error))
+                else:
+                    yield _run(status, broken)
+                    yield from _processes(status)
+                    if status.version > 0:
+                        yield files.weights(newest, job, ended=status.ended)
+        yield server.memory(info, job, status)
+    if job is not None:
+        yield from files.files(job)
+
+
+def _job_of(scheduler: Scheduler) -> Job | None:
+    try:
+        return read_job(scheduler)
+    except UnknownRun:  # created from Python, without a job
+        return None
+
+
+# ---- the run -------------------------------------------------------------------------------------
+
+
+def _run(status: Status, broken: list[str]) -> Finding:
+    where = f"{status.run} at step {status.version}"
+    if broken:
+        return fail(
+            "run",
+            f"{where} breaks {len(broken)} invariants (roq verify; keep a roq export): {broken[0]}",
+        )
+    if status.ended:
+        return ok("run", f"{where}, ended")
+    if status.paused:
+        return warn("run", f"{where}, paused; roq resume goes on")
+    if status.ledger.dead:
+        return warn(
+            "run", f"{where}; {status.ledger.dead} prompts were given up: roq dead lists them, with why"
+        )
+    return ok("run", f"{where}, all invariants hold")
+
+
+def _processes(status: Status) -> Iterator[Finding]:
+    ours, over = package_version("roq"), status.ended
+    alive = [worker for worker in status.workers if worker.lease_left_s > 0]
+    said = {worker.worker: worker_info(worker).get("roq") for worker in alive}
+    told = {worker: str(version) for worker, version in said.items() if version is not None}
+    other = {worker: version for worker, version in told.items() if version != ours}
+    sick = [worker for worker in alive if worker_info(worker).get("error")]
+    if other:
+        named = ", ".join(f"{worker} {version}" for worker, version in sorted(other.items())[:4])
+        yield warn(
+            "workers", f"{len(alive)} alive; of another roq than {ours}: {named}; replace them one by one"
+        )
+    elif sick:
+        error = str(worker_info(sick[0])["error"])[:200]
+        yield warn("workers", f"{len(alive)} alive; {sick[0].worker} says: {error}")
+    elif not alive and not over:
+        yield warn("workers", "none alive: start some (python -m roq_worker --redis URL --run NAME)")
+    else:
+        yield ok("workers", ", roq ".join([f"{len(alive)} alive", *sorted(set(told.values()))]))
+    seen = status.trainer_seen_s
+    if over:
+        yield ok("trainer", "done")
+    elif seen is None:
+        yield warn("trainer", "none has come yet (python -m roq_trainer --redis URL --run NAME)")
+    elif seen > SILENT_S and status.training is None:
+        yield warn(
+            "trainer",
+            f"{status.trainer} was seen {seen:.0f} s ago; start it again, it goes on from its checkpoint",
+        )
+    else:
+        yield ok("trainer", f"{status.trainer} seen {seen:.0f} s ago")

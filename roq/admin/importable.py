@@ -1,0 +1,42 @@
+"""Whether the content of an export makes up a run: files come from outside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from roq.client.operations import config_fields, config_from_fields
+from roq.protocol.invariants import Snapshot, problems
+
+__all__ = ["STATE", "why_not"]
+
+_COUNT = re.compile(r"\d{1,16}", re.ASCII)
+STATE = (  # what roq_create writes: numbers that are always there
+    *("version", "frontier", "checkpoint", "freed", "next_ordinal", "next_group", "next_token", "trained"),
+    *("filtered", "discarded", "payload_bytes", "signal", "ready_signal", "next_cancel", "next_pending"),
+    *("paused", "ended", "created"),
+)
+
+
+def why_not(content: Sequence[Any]) -> str | None:
+    """Why no run can go on from ``content``, a reply as ``roq_verify`` gives it; None when one can."""
+    try:
+        return _problem(Snapshot(content))
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # a run of this library is parsed without any of these, whatever it holds
+        return f"{type(error).__name__}: {error}"
+
+
+def _problem(run: Snapshot) -> str | None:
+    """Why a snapshot is no run that can go on."""
+    config = config_from_fields(run.config)
+    if missing := config_fields(config).keys() - run.config.keys():
+        return f"its configuration lacks {', '.join(sorted(missing))}"
+    if bad := [name for name in STATE if not _COUNT.fullmatch(run.state.get(name, ""))]:
+        return f"its state lacks {', '.join(bad)}"
+    version, frontier, checkpoint = map(run.number, ("version", "frontier", "checkpoint"))
+    # the invariants look at every buffer and batch between these, so they come first
+    if not checkpoint <= version <= frontier <= version + 1 or frontier - checkpoint > len(run.batches):
+        return f"its version is {version}, its frontier {frontier}, its checkpoint {checkpoint}"
+    return next(iter(problems(run)), None)

@@ -1,0 +1,223 @@
+"""Commands that look at a run as it is: status, buffers, workers, verify, watch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+import msgspec
+
+from roq.cli.common import Target, as_json, echo_json, needs_extra, table, target
+from roq.config import RunConfig
+from roq.events.event import Event
+from roq.observe.display import (
+    EMPTY,
+    OCCUPIED,
+    RESERVED,
+    heartbeat_age,
+    last_step_text,
+    slot_row,
+    tokens_per_s,
+    trainer_text,
+    worker_doing,
+    worker_figure,
+    worker_info,
+    worker_version,
+)
+from roq.text import clock, size
+from roq.types import BufferStatus, SlotStatus, Status
+
+__all__ = ["COMMANDS"]
+
+CELLS = 8  # slots in a line of `roq buffers`
+
+
+@click.command()
+@target
+@as_json
+def status(target: Target, json_: bool) -> None:
+    """Show where a run is: steps, buffers, prompts, workers, and what the trainer waits for."""
+    with target.scheduler() as scheduler:
+        picture = scheduler.status()
+        config = scheduler.config()
+        step = scheduler.newest_event("publish")
+    if json_:
+        echo_json(_status_json(picture, config, step))
+        return
+    state = "ended" if picture.ended else "paused" if picture.paused else "running"
+    total = f" of {config.total_steps}" if config.total_steps else ""
+    first, last = picture.frontier, picture.window_end
+    window = f", buffer {first} open" if first == last else f", buffers {first} to {last} open"
+    if picture.ended or picture.window_end < picture.frontier:
+        window = ""
+    click.echo(f"run {picture.run}: {state}, step {picture.version}{total}, η = {config.eta}{window}")
+    seen = "" if picture.trainer_seen_s is None else f", seen {clock(picture.trainer_seen_s)} ago"
+    click.echo(f"trainer: {trainer_text(picture)}{seen}")
+    if step is not None:
+        click.echo(f"last step: {last_step_text(step)}")
+    live = sum(worker.lease_left_s > 0 for worker in picture.workers)
+    speed = tokens_per_s(picture.workers)
+    click.echo(f"workers: {live} live, generating {speed:,.0f} tokens/s")
+    ledger = picture.ledger
+    parts = " + ".join(
+        f"{getattr(ledger, name)} {name.replace('_', ' ')}"
+        for name in ledger.__struct_fields__
+        if name != "issued"
+    )
+    click.echo(f"prompts: {ledger.issued} issued = {parts}")
+    click.echo(
+        f"work: {picture.inflight} trajectories in flight, {picture.pending} waiting to be issued, "
+        f"{size(picture.payload_bytes)} of finished data, checkpoint at step {picture.checkpoint}"
+    )
+    if picture.buffers:
+        click.echo()
+        rows = [(b.buffer, b.state, b.occupied, b.reserved, b.empty, slot_row(b)) for b in picture.buffers]
+        table(("buffer", "state", "occupied", "reserved", "empty", "slots"), rows, "><>>><")
+    click.echo()
+    _workers(picture, config)
+    if picture.waiting:
+        click.echo(f"\nunfinished slots of buffer {picture.frontier}:")
+        rows = [
+            (w.slot, w.group, w.ordinal, clock(w.age_s), ", ".join(w.owners) or "nobody", w.pending)
+            for w in picture.waiting
+        ]
+        table(("slot", "group", "prompt", "age", "held by", "members to issue"), rows, ">>>><>")
+
+
+def _status_json(picture: Status, config: RunConfig, step: Event | None) -> object:
+    last = None if step is None else {"version": step.number("version"), "time": step.time, **step.metrics}
+    return {
+        **msgspec.structs.asdict(picture),
+        "eta": config.eta,
+        "total_steps": config.total_steps,
+        "tokens_per_s": tokens_per_s(picture.workers),
+        "last_step": last,
+    }
+
+
+@click.command()
+@target
+@click.option("--long", "long_", is_flag=True, help="A line for each filled slot, with its group's members.")
+@as_json
+def buffers(target: Target, long_: bool, json_: bool) -> None:
+    """Show every slot of every buffer of the window, with its group's number."""
+    with target.scheduler() as scheduler:
+        picture = scheduler.status()
+        slots = scheduler.slots()
+    if json_:
+        own = {b.buffer: [slot for slot in slots if slot.buffer == b.buffer] for b in picture.buffers}
+        echo_json([msgspec.structs.asdict(b) | {"slots": own[b.buffer]} for b in picture.buffers])
+        return
+    if long_:
+        rows = [
+            (f"{s.buffer}.{s.slot}", s.state, s.group, s.ordinal, s.v_traj, clock(s.age_s), *_members(s))
+            for s in slots
+        ]
+        about_members = ("done", "running", "to issue", "held by")
+        table(("slot", "state", "group", "prompt", "v_traj", "age", *about_members), rows, "<<>>>>>>><")
+        return
+    if picture.ended:
+        click.echo("the run has ended; no buffer is open")
+        return
+    for buffer in picture.buffers:
+        _buffer(buffer, [slot for slot in slots if slot.buffer == buffer.buffer])
+    click.echo(f"{OCCUPIED} Occupied  {RESERVED} Reserved  {EMPTY} Empty, and the group's number")
+
+
+def _members(slot: SlotStatus) -> tuple[object, ...]:
+    return slot.done, slot.running, slot.pending, ", ".join(slot.workers)
+
+
+def _buffer(buffer: BufferStatus, slots: Sequence[SlotStatus]) -> None:
+    total = buffer.occupied + buffer.reserved + buffer.empty
+    counts = f"{buffer.occupied} occupied, {buffer.reserved} reserved, {buffer.empty} empty"
+    click.echo(f"buffer {buffer.buffer}  {buffer.state}  {counts}  {slot_row(buffer)}")
+    filled = {slot.slot: slot for slot in slots}
+    wide, widest = len(str(total)), max((len(str(slot.group)) for slot in slots), default=1)
+    cells: list[str] = []
+    for number in range(1, total + 1):
+        slot = filled.get(number)
+        sign = EMPTY if slot is None else RESERVED if slot.state == "reserved" else OCCUPIED
+        cells.append(f"{number:>{wide}} {sign} {'' if slot is None else slot.group:<{widest}}")
+    for start in range(0, total, CELLS):
+        click.echo("   " + "   ".join(cells[start : start + CELLS]).rstrip())
+    click.echo()
+
+
+@click.command()
+@target
+@as_json
+def workers(target: Target, json_: bool) -> None:
+    """Show every worker: its weights version, its work, its speed, its last heartbeat and error."""
+    with target.scheduler() as scheduler:
+        picture = scheduler.status()
+        config = scheduler.config()
+    if json_:
+        rows = [
+            msgspec.structs.asdict(worker)
+            | {"info": worker_info(worker), "heartbeat_s": heartbeat_age(worker, config)}
+            for worker in picture.workers
+        ]
+        echo_json(rows)
+        return
+    _workers(picture, config)
+
+
+def _workers(picture: Status, config: RunConfig) -> None:
+    if not picture.workers:
+        click.echo("no worker is attached")
+        return
+    sent = any(worker_figure(worker, "received") not in ("-", "0") for worker in picture.workers)
+    rows: list[tuple[object, ...]] = []
+    for worker in picture.workers:
+        error = ""
+        if worker.error:
+            error = f"{worker.error.splitlines()[0][:80]} ({clock(worker.error_age_s or 0.0)} ago)"
+        heartbeat = f"{clock(heartbeat_age(worker, config))} ago" if worker.lease_left_s > 0 else "expired"
+        speed, done = worker_figure(worker, "tokens_per_s"), worker_figure(worker, "completed")
+        row = (worker.worker, worker_version(worker), worker.claims, speed, done, heartbeat)
+        received = (f"{worker_figure(worker, 'received')}/{worker_figure(worker, 'swaps')}",) if sent else ()
+        rows.append((*row, clock(worker.since_s), *received, worker_doing(worker), error))
+    header = ("worker", "version", "in flight", "tokens/s", "done", "heartbeat", "up")
+    header += (("received",) if sent else ()) + ("does", "last error")
+    table(header, rows, "<>>>>>>" + ">" * sent + "<<")
+
+
+@click.command()
+@target
+@as_json
+def verify(target: Target, json_: bool) -> None:
+    """Check the protocol's invariants on the live run; exit code 1 if one is broken."""
+    with target.scheduler() as scheduler:
+        scheduler.config()  # an unknown run is the caller's mistake, not a broken invariant
+        problems = scheduler.verify()
+    if json_:
+        echo_json({"ok": not problems, "problems": problems})
+    else:
+        for problem in problems:
+            click.echo(problem)
+        if not problems:
+            click.echo("all invariants hold")
+    if problems:
+        raise SystemExit(1)
+
+
+@click.command()
+@target
+@click.option(
+    "--every", default=1.0, show_default=True, type=click.FloatRange(0.1, 60), help="Seconds between looks."
+)
+def watch(target: Target, every: float) -> None:
+    """Watch a run in the terminal, and steer it: pause, drain a worker, drop a group.
+
+    Needs `pip install '.[watch]'`. The keys are shown at the bottom; what cannot be undone asks first.
+    """
+    needs_extra("textual", "watch")
+    from roq.observe.watch import Watch
+
+    with target.scheduler() as scheduler:
+        config = scheduler.config()
+        Watch(target.url, target.run, config, every_s=every).run()
+
+
+COMMANDS = (status, buffers, workers, verify, watch)

@@ -1,0 +1,22 @@
+"""What each call of the schedulers sends and how it reads the answer, without any I/O.
+
+An operation is a generator: it yields :class:`Call` (a function of the library) or :class:`Command`
+(a plain Redis command), is sent the reply, and returns the result. ``Scheduler`` and ``AsyncScheduler``
+only drive it, so both behave alike. A method of a scheduler and its operation have one name, and so has
+the function where there is one: ``take`` is ``Scheduler.take``, ``TrainerOperations.take``,
+``lua/functions/take.lua`` (``resume`` is ``pause`` undone).
+"""
+
+from __future__ import annotations
+
+from roq.client.operations.commands import Call, Command, Many, Operation
+from roq.client.operations.observe import ObserverOperations
+from roq.client.operations.run import RunOperations, config_fields, config_from_fields
+from roq.client.operations.trainer import TrainerOperations
+from roq.client.operations.worker import WorkerOperations
+
+__all__ = ["Call", "Command", "Many", "Operation", "Operations", "config_fields", "config_from_fields"]
+
+
+class Operations(RunOperations, ObserverOperations, WorkerOperations, TrainerOperations):
+    """The operations on one run."""

@@ -1,0 +1,131 @@
+"""The steps that an operation yields, and what all operations use to write and read them."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from roq.config import RUN_NAME
+from roq.errors import ConfigError, Invalid
+from roq.protocol.functions import Function
+from roq.protocol.keys import keys_of
+
+__all__ = [
+    "FETCH",
+    "PAGE",
+    "Call",
+    "Command",
+    "Left",
+    "Many",
+    "Operation",
+    "Steps",
+    "as_json",
+    "as_text",
+    "call",
+    "pairs",
+    "reason_text",
+]
+
+T = TypeVar("T")
+
+FETCH = 128  # records or payloads read with one command
+PAGE = 1000  # events or dead letters read with one command
+_REASON = 2000  # characters of a reason or an error
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call of a library function; the request identity, where the function takes one, is the driver's."""
+
+    function: Function
+    values: tuple[str | bytes, ...]
+
+
+class Many(msgspec.Struct, frozen=True):
+    """Calls that are sent together; answered with a list of replies and of refusals (redis-py's errors)."""
+
+    calls: tuple[Call, ...]
+
+
+class Command(msgspec.Struct, frozen=True):
+    """A plain Redis command that reads."""
+
+    args: tuple[str | bytes | int, ...]
+
+
+Operation = Generator[Call | Many | Command, Any, T]
+
+
+class Left(msgspec.Struct):
+    """What a call of bounded size has left for the next one."""
+
+    left: int
+
+
+class Steps:
+    """What the operations on one run have in common."""
+
+    def __init__(self, run: str) -> None:
+        if not RUN_NAME.fullmatch(run):  # it becomes part of every key
+            raise ConfigError(f"run = {run[:80]!r} must be letters, digits, '.', '_' or '-', at most 64")
+        self.run = run
+        self.by = _who()
+        self.keys = keys_of(run)
+        self.packed_keys = [key.encode() for key in self.keys.values()]  # they go out with every call
+
+    def _ask(self, function: Function, reply: type[T], *values: object) -> Operation[T]:
+        answer = yield call(function, *values)
+        return msgspec.json.decode(answer, type=reply, strict=False)  # rewards are numbers kept as text
+
+
+def call(function: Function, *values: object) -> Call:
+    return Call(function, tuple(v if isinstance(v, bytes) else _encoded(as_text(v)) for v in values))
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # a path with bytes that are no text, say
+        raise Invalid(f"{text[:80]!a} cannot be stored: it is not text") from None
+
+
+def as_json(what: str, value: object, most: int) -> str:
+    """A caller's object as JSON of at most ``most`` bytes, which are held in Redis."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Invalid(f"{what} cannot be written as JSON: {error}") from None
+    if len(text) > most:
+        raise Invalid(f"{len(text)} bytes of {what} are more than {most}; leave something out")
+    return text
+
+
+def as_text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def reason_text(text: str) -> str:
+    """A reason as it is kept: short, and text that can be encoded."""
+    return text[:_REASON].encode(errors="replace").decode() or "no reason given"
+
+
+def pairs(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
+    if isinstance(flat, Mapping):
+        return {key.decode(): value.decode() for key, value in flat.items()}
+    return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+
+
+def _who() -> str:
+    """Who asks, for the events of what people do to a run."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

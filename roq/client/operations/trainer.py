@@ -1,0 +1,106 @@
+"""The operations of the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from roq.client.operations.commands import FETCH, Command, Left, Operation, Steps, as_json, pairs
+from roq.errors import Invalid, StateLost
+from roq.protocol import functions as f
+from roq.protocol.records import GroupRecord
+from roq.trajectory import Trajectory
+from roq.types import Batch, BatchGroup, BatchMember, WeightsRef
+
+__all__ = ["TrainerOperations"]
+
+_METRICS = 4 << 10  # bytes of a step's figures, as in lua/functions/publish.lua
+_LOCATION = 4096  # characters of where weights are
+
+
+class _TakeReply(msgspec.Struct):
+    ready: bool
+    version: int = 0
+    replay: bool = False
+    groups: list[int] = []
+
+
+class _Retired(msgspec.Struct):
+    retired: list[WeightsRef] = []
+
+
+class TrainerOperations(Steps):
+    """What the trainer does."""
+
+    def take(self, trainer: str, version: int | None) -> Operation[Batch | None]:
+        reply = yield from self._ask(f.TAKE, _TakeReply, trainer, "" if version is None else version)
+        if not reply.ready:
+            return None
+        data = yield from self._fetch("groups", [str(group) for group in reply.groups])
+        records = [msgspec.json.decode(record, type=GroupRecord, strict=False) for record in data]
+        groups = [
+            BatchGroup(
+                group=record.group,
+                ordinal=record.ordinal,
+                slot=slot,
+                v_traj=record.v,
+                staleness=reply.version - record.v,
+                members=[
+                    BatchMember(
+                        member=m,
+                        reward=member.reward,
+                        tokens=member.tokens,
+                        v_traj=member.v,
+                        advantage=member.advantage,
+                    )
+                    for m, member in enumerate(record.members, start=1)
+                    if member.state == "complete"
+                ],
+            )
+            for slot, record in enumerate(records, start=1)
+        ]
+        return Batch(version=reply.version, groups=groups, replay=reply.replay)
+
+    def payloads(self, groups: Sequence[BatchGroup]) -> Operation[list[list[Trajectory]]]:
+        names = [f"{g.group}.{m.member}" for g in groups for m in g.members]
+        found = iter((yield from self._fetch("payloads", names)))
+        return [[Trajectory.decode(next(found)) for _ in group.members] for group in groups]
+
+    def _fetch(self, key: str, names: Sequence[str]) -> Operation[list[bytes]]:
+        """What a taken batch has under ``names``, in portions."""
+        data: list[bytes | None] = []
+        for start in range(0, len(names), FETCH):
+            data += yield Command(("HMGET", self.keys[key], *names[start : start + FETCH]))
+        missing = [name for name, value in zip(names, data, strict=True) if value is None]
+        if missing:
+            raise StateLost(
+                f"the {key} {', '.join(missing[:8])} are not on the server any more; "
+                "restart the trainer from its newest checkpoint"
+            )
+        return [value for value in data if value is not None]
+
+    def publish(
+        self, version: int, weights: str, trainer: str, metrics: Mapping[str, float] | None
+    ) -> Operation[None]:
+        figures = "" if metrics is None else as_json("metrics", metrics, _METRICS)
+        if len(weights) > _LOCATION or "\0" in weights:
+            raise Invalid(f"weights = {weights[:80]!r} must be at most {_LOCATION} characters without NUL")
+        yield from self._ask(f.PUBLISH, dict, trainer, version, weights, figures)
+
+    def serve(self, address: str, trainer: str) -> Operation[None]:
+        yield from self._ask(f.SERVE, dict, trainer, address)
+
+    def checkpointed(self, version: int, trainer: str) -> Operation[None]:
+        while (yield from self._ask(f.CHECKPOINTED, Left, trainer, version)).left > 0:
+            pass
+
+    def weights(self) -> Operation[list[WeightsRef]]:
+        found = pairs((yield Command(("HGETALL", self.keys["weights"]))))
+        sender = found.pop("sender", "")
+        versions = sorted((int(version), location) for version, location in found.items())
+        return [WeightsRef(version=version, location=where, sender=sender) for version, where in versions]
+
+    def retire_weights(self, trainer: str, keep: int) -> Operation[list[WeightsRef]]:
+        reply = yield from self._ask(f.RETIRE_WEIGHTS, _Retired, trainer, keep)
+        return reply.retired

@@ -1,0 +1,165 @@
+"""The operations of a rollout worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from roq.client.operations.commands import (
+    Call,
+    Command,
+    Left,
+    Many,
+    Operation,
+    Steps,
+    as_json,
+    call,
+    reason_text,
+)
+from roq.errors import Fenced, Invalid, InvalidTrajectory, Refused, refusal
+from roq.protocol import functions as f
+from roq.protocol.records import GroupRecord
+from roq.trajectory import Prefix, Trajectory
+from roq.types import Completion, Grant, Release, Renewal, Reservation, WeightsRef
+
+__all__ = ["WorkerOperations"]
+
+_TOGETHER = 32  # calls sent together
+_INFO = 16 << 10  # bytes of what a worker says of itself with every heartbeat
+
+
+class _ReservationReply(Reservation, frozen=True, kw_only=True):
+    """A reservation as the library tells it: whether there is a prefix, not the prefix itself."""
+
+    prefix: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+class _GrantReply(msgspec.Struct):
+    version: int
+    signal: int
+    ended: bool
+    reservations: list[_ReservationReply] = []
+    refused: Any = None
+
+
+class WorkerOperations(Steps):
+    """What a rollout worker does."""
+
+    def reserve(self, worker: str, version: int, limit: int) -> Operation[Grant]:
+        given: list[_ReservationReply] = []
+        while True:  # the library hands out a bounded number per call
+            reply = yield from self._ask(f.RESERVE, _GrantReply, worker, version, limit - len(given))
+            given += reply.reservations
+            if reply.refused or not reply.reservations or len(given) >= limit:
+                break
+        kept = [r for r in given if r.prefix]
+        prefixes: dict[tuple[int, int], Prefix] = {}
+        if kept:
+            names = [f"{r.group}.{r.member}" for r in kept]
+            saved = yield Command(("HMGET", self.keys["prefixes"], *names))
+            for r, data in zip(kept, saved, strict=True):
+                with suppress(InvalidTrajectory):  # an unreadable prefix is generated anew
+                    if data is not None:
+                        prefixes[r.group, r.member] = Prefix.decode(data)
+        reservations: list[Reservation] = []
+        for claim in given:
+            fields: dict[str, Any] = msgspec.structs.asdict(claim)
+            fields["prefix"] = prefixes.get((claim.group, claim.member))
+            reservations.append(Reservation(**fields))
+        return Grant(
+            reservations=reservations,
+            refused=reply.refused,
+            version=reply.version,
+            signal=reply.signal,
+            ended=reply.ended,
+        )
+
+    def complete(self, claim: Reservation, payload: Trajectory) -> Operation[Completion]:
+        answer = yield _completion(claim, payload)
+        return msgspec.json.decode(answer, type=Completion)
+
+    def complete_many(
+        self, finished: Sequence[tuple[Reservation, Trajectory]]
+    ) -> Operation[list[Completion | Refused]]:
+        answers: list[Any] = []
+        for start in range(0, len(finished), _TOGETHER):
+            some = finished[start : start + _TOGETHER]
+            answers += yield Many(tuple(_completion(claim, payload) for claim, payload in some))
+        return [
+            refusal(str(answer))
+            if isinstance(answer, Exception)
+            else msgspec.json.decode(answer, type=Completion)
+            for answer in answers
+        ]
+
+    def members(self, group: int) -> Operation[list[Trajectory]]:
+        record = yield Command(("HGET", self.keys["groups"], group))
+        if record is None:
+            raise Fenced(f"group {group} has left the run; drop this work")
+        members = msgspec.json.decode(record, type=GroupRecord, strict=False).members
+        names = [f"{group}.{m}" for m, member in enumerate(members, 1) if member.state == "complete"]
+        data: list[bytes | None] = []
+        if names:
+            data = yield Command(("HMGET", self.keys["payloads"], *names))
+        payloads = [payload for payload in data if payload is not None]
+        if len(payloads) < len(data):  # it left between the two looks
+            raise Fenced(f"group {group} has left the run; drop this work")
+        return [Trajectory.decode(payload) for payload in payloads]
+
+    def finish(
+        self, claim: Reservation, keep: bool, reason: str, advantages: Sequence[float] | None
+    ) -> Operation[Completion]:
+        # as text: the library keeps all digits of a number that it does not parse
+        try:
+            given = "" if advantages is None else json.dumps([repr(float(value)) for value in advantages])
+        except (TypeError, ValueError) as error:
+            raise Invalid(f"advantages must be numbers, one for each member: {error}") from None
+        why = "" if keep else reason_text(reason)
+        return self._ask(f.FINISH, Completion, claim.group, claim.token, claim.worker, keep, why, given)
+
+    def release(
+        self, claim: Reservation, prefix: Prefix | None, reason: str, error: str | None
+    ) -> Operation[Release]:
+        failed = reason == "error"
+        kept = prefix.encode() if prefix is not None and len(prefix) > 0 else b""
+        why = reason_text(error or reason)
+        return self._ask(
+            f.RELEASE, Release, claim.group, claim.member, claim.token, claim.worker, failed, why, kept
+        )
+
+    def save_prefix(self, claim: Reservation, prefix: Prefix) -> Operation[None]:
+        yield from self._ask(
+            f.SAVE_PREFIX, dict, claim.group, claim.member, claim.token, claim.worker, prefix.encode()
+        )
+
+    def renew(
+        self, worker: str, version: int | None, info: Mapping[str, object] | None, acknowledged: int
+    ) -> Operation[Renewal]:
+        about = "" if info is None else as_json("info", info, _INFO)
+        return self._ask(f.RENEW, Renewal, worker, "" if version is None else version, about, acknowledged)
+
+    def pin(self, worker: str, version: int | None) -> Operation[WeightsRef]:
+        return self._ask(f.PIN, WeightsRef, worker, "" if version is None else version)
+
+    def leave(self, worker: str) -> Operation[None]:
+        while (yield from self._ask(f.LEAVE, Left, worker)).left > 0:
+            pass
+
+
+def _completion(claim: Reservation, payload: Trajectory) -> Call:
+    return call(
+        f.COMPLETE,
+        claim.group,
+        claim.member,
+        claim.token,
+        claim.worker,
+        payload.reward,
+        len(payload.tokens),
+        payload.segments[0][0],
+        payload.segments[-1][0],
+        payload.encode(),
+    )

@@ -1,0 +1,409 @@
+"""The scheduler's client: the calls of a run, for workers, the trainer and those who look after it.
+
+What a call sends is the operation of the same name in :mod:`roq.client.operations`; a call that changes
+the run is the function of the same name in ``lua/functions``. :mod:`roq.client.driver` sends it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from roq.client.driver import Driver
+from roq.client.operations import Operations
+from roq.config import RunConfig
+from roq.errors import Refused
+from roq.events.audit import Audit
+from roq.events.event import BEGINNING, Event
+from roq.trajectory import Prefix, Trajectory
+from roq.types import (
+    Batch,
+    BatchGroup,
+    CallStats,
+    Completion,
+    DeadLetter,
+    Grant,
+    Release,
+    Removal,
+    Renewal,
+    Reservation,
+    SlotStatus,
+    Status,
+    WeightsRef,
+)
+
+__all__ = ["Scheduler"]
+
+
+class Scheduler:
+    """A run on a Redis server. Safe to share between threads.
+
+    Lost connections are retried with back-off for ``retry_s`` seconds (None: for ever); a retried call
+    has one effect. :class:`AsyncScheduler` has the same methods, awaited.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix:///path/to.sock``; ``redis+sentinel://`` and
+            ``redis+cluster://`` (docs/deploy.md).
+        run: the run's name.
+        retry_s: how long to wait for a server that is away.
+        stop: set, it ends such a wait at once.
+
+    Attributes:
+        url, run: as given.
+        stats: what the calls have cost so far (:class:`roq.client.session.Stats`).
+
+    Raises:
+        ConfigError: the URL cannot be understood.
+        ServerUnavailable: (any call) the server stayed away for ``retry_s``.
+        UnsuitableServer: (any call) the server is too old, or its library newer than this client.
+        UnknownRun: (any call but ``create``) the run was not created.
+    """
+
+    def __init__(
+        self, url: str, run: str, *, retry_s: float | None = 60.0, stop: threading.Event | None = None
+    ) -> None:
+        self.url = url
+        self.run = run
+        self._operations = Operations(run)
+        self._driver = Driver(url, self._operations, retry_s, stop)
+        self.stats = self._driver.stats
+        self._acknowledged: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Close the connections. Nothing on the server changes."""
+        self._driver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- the run ------------------------------------------------------------------------------------
+
+    def create(
+        self, config: RunConfig, *, settings: Mapping[str, str] | None = None, weights: str | None = None
+    ) -> bool:
+        """Create the run, or confirm that it exists with this configuration; True when it is new.
+
+        Args:
+            config: what the scheduler enforces.
+            settings: further facts to keep with the run; their names must hold a dot.
+            weights: location of the weights of version 0.
+
+        Raises:
+            ConfigMismatch: it exists with another configuration; the differing keys are named.
+        """
+        return self._driver.run(self._operations.create(config, settings, weights))
+
+    def config(self) -> RunConfig:
+        """The configuration that the run was created with, defaults filled in."""
+        return self._driver.run(self._operations.config())
+
+    def settings(self) -> dict[str, str]:
+        """The further facts that were stored at creation."""
+        return self._driver.run(self._operations.settings())
+
+    def pause(self, reason: str = "by hand") -> None:
+        """Stop admitting new prompts; what is admitted goes on. The events say why, and who asked."""
+        self._driver.run(self._operations.pause(True, reason))
+
+    def resume(self, reason: str = "by hand") -> None:
+        """Admit new prompts again."""
+        self._driver.run(self._operations.pause(False, reason))
+
+    def dead(self) -> list[DeadLetter]:
+        """The prompts that were given up, by ordinal, each with its last error."""
+        return self._driver.run(self._operations.dead())
+
+    def revive(self, ordinal: int, reason: str = "by hand") -> None:
+        """Put a prompt that was given up back; it is issued before any new one.
+
+        Raises:
+            NotReady: it is not a dead letter.
+            RunEnded: the run is over.
+        """
+        self._driver.run(self._operations.revive(ordinal, reason))
+
+    def drain(self, worker: str, reason: str = "by hand") -> int:
+        """Ask a worker to go: it gets no more work, ends what it has, and leaves.
+
+        Returns: the claims that it still holds.
+
+        Raises:
+            UnknownWorker: no such worker is attached.
+        """
+        return self._driver.run(self._operations.drain(worker, reason))
+
+    def drop(self, group: int, reason: str) -> Removal:
+        """Take an unfinished group out of the run.
+
+        Raises:
+            NotReady: it is finished or in training.
+            Fenced: it has left the run.
+        """
+        return self._driver.run(self._operations.drop(group, reason))
+
+    def filter(self, group: int, reason: str) -> Removal:
+        """Take a finished group out of the run.
+
+        Raises:
+            NotReady: it is unfinished or in training.
+            Fenced: it has left the run.
+        """
+        return self._driver.run(self._operations.filter(group, reason))
+
+    def status(self) -> Status:
+        """One consistent picture of the run."""
+        return self._driver.run(self._operations.status())
+
+    def verify(self) -> list[str]:
+        """The broken invariants of the run, one sentence each; empty when all hold."""
+        return self._driver.run(self._operations.verify())
+
+    # -- looking on ---------------------------------------------------------------------------------
+
+    def audit(self, events: Iterable[Event] | None = None) -> Audit:
+        """Replay the event stream of a run that stands still, and compare it with what Redis has.
+
+        The whole history is read: a few seconds for a hundred thousand events, in small commands.
+
+        Args:
+            events: replay these instead, of an archive that is up to date.
+        """
+        return self._driver.run(self._operations.audit(events))
+
+    def events(self, after: str = BEGINNING, *, known: int | None = None, wait_s: float = 0.0) -> list[Event]:
+        """The next events, oldest first, at most a thousand; empty when there are none.
+
+        Where events were trimmed since ``after``, a ``gap`` stands for them (:mod:`roq.events.event`, whose
+        ``follow`` and ``read_events`` go on page by page).
+
+        Args:
+            after: those after the event of this id.
+            known: how many events the run has had up to ``after``; with it, a gap tells its size.
+            wait_s: sleep up to so long, at most 2 s, for one to come.
+        """
+        return self._driver.run(self._operations.events(after, known, wait_s))
+
+    def newest_event(self, name: str | None) -> Event | None:
+        """The newest event of one kind, such as "publish", or of any (None).
+
+        None when none of the newest 20,000 is of the kind.
+        """
+        return self._driver.run(self._operations.newest_event(name))
+
+    def slots(self) -> list[SlotStatus]:
+        """Every filled slot and every group in training, in order.
+
+        Read in several steps: a group that moves meanwhile may be missing. :meth:`status` is one picture.
+        """
+        return self._driver.run(self._operations.slots())
+
+    def call_stats(self) -> dict[str, CallStats]:
+        """How long functions held the server: "fcall" those that write, "fcall_ro" those that read.
+
+        All functions of all runs together: the server does not tell them apart. Not for a cluster.
+        """
+        return self._driver.run(self._operations.call_stats())
+
+    def wait(self, signal: int, timeout_s: float, *, batch: bool = False) -> int:
+        """Sleep until something changed after ``signal`` or the time is up; returns the newest signal.
+
+        What counts is room for work and new weights or, with ``batch``, a READY buffer; and in both cases
+        the end of the run. The two kinds of signal are numbered apart. Not counted in ``stats``.
+        """
+        return self._driver.sleep(self._operations.wait(signal, timeout_s, batch))
+
+    # -- workers ------------------------------------------------------------------------------------
+
+    def reserve(self, worker: str, version: int, limit: int) -> Grant:
+        """Ask for up to ``limit`` trajectories to generate.
+
+        Args:
+            worker: unique for each process start; its lease is extended.
+            version: the weights version that the engine really has loaded.
+            limit: places that the engine has free now.
+        """
+        return self._driver.run(self._operations.reserve(worker, version, limit))
+
+    def complete(self, reservation: Reservation, payload: Trajectory) -> Completion:
+        """Hand in a finished trajectory.
+
+        Raises:
+            Fenced: the claim was superseded; drop the work.
+            Invalid: a segment is older than the claim or newer than what is published.
+        """
+        return self._driver.run(self._operations.complete(reservation, payload))
+
+    def complete_many(self, finished: Sequence[tuple[Reservation, Trajectory]]) -> list[Completion | Refused]:
+        """Hand in several finished trajectories with few round trips.
+
+        Each is a transition of its own: the answers come in order, and what would be raised for one
+        (``Fenced``, ``Invalid``) is returned in its place.
+        """
+        return self._driver.run(self._operations.complete_many(finished))
+
+    def members(self, group: int) -> list[Trajectory]:
+        """The complete trajectories of a group, in the order of its members: what ``finish`` is about.
+
+        Raises:
+            Fenced: the group has left the run.
+        """
+        return self._driver.run(self._operations.members(group))
+
+    def finish(
+        self,
+        reservation: Reservation,
+        *,
+        keep: bool = True,
+        reason: str = "",
+        advantages: Sequence[float] | None = None,
+    ) -> Completion:
+        """Hand in the post-processing of a group; the group is placed, or filtered.
+
+        Args:
+            reservation: the claim on it (member 0), from ``complete`` or ``reserve``.
+            keep: False takes the group out of the run. reason: why, for people.
+            advantages: one for each complete member, in order; None leaves them to the trainer.
+
+        Raises:
+            Fenced: the claim was superseded.
+            Invalid: not one finite advantage for each member.
+        """
+        return self._driver.run(self._operations.finish(reservation, keep, reason, advantages))
+
+    def release(
+        self,
+        reservation: Reservation,
+        prefix: Prefix | None = None,
+        reason: str = "detach",
+        error: str | None = None,
+    ) -> Release:
+        """Give a claim back unfinished.
+
+        Args:
+            reservation: the claim.
+            prefix: the tokens so far, for another worker to continue.
+            reason: "error" counts against ``max_attempts`` and starts the next attempt clean; anything
+                else does not.
+            error: the error's text, kept for people.
+
+        Raises:
+            Fenced: the claim was superseded.
+        """
+        return self._driver.run(self._operations.release(reservation, prefix, reason, error))
+
+    def save_prefix(self, reservation: Reservation, prefix: Prefix) -> None:
+        """Keep the tokens so far, and the claim.
+
+        Raises:
+            Fenced: the claim was superseded; stop generating.
+        """
+        self._driver.run(self._operations.save_prefix(reservation, prefix))
+
+    def renew(
+        self, worker: str, version: int | None = None, info: Mapping[str, object] | None = None
+    ) -> Renewal:
+        """A worker's heartbeat: extend the lease of everything it holds, and attach it if it is not.
+
+        Args:
+            worker: who.
+            version: the weights version it has loaded.
+            info: what it says of itself, shown in the status.
+        """
+        acknowledged = self._acknowledged.get(worker, 0)
+        renewal = self._driver.run(self._operations.renew(worker, version, info, acknowledged))
+        self._acknowledged[worker] = renewal.acknowledge
+        return renewal
+
+    def pin(self, worker: str, version: int | None = None) -> WeightsRef:
+        """Protect a version's files (default: the newest) while this worker loads and uses them.
+
+        It is let go of when ``renew`` tells of a newer version loaded, or when the worker is gone.
+
+        Raises:
+            UnknownWeights: they are not registered, or were retired.
+        """
+        return self._driver.run(self._operations.pin(worker, version))
+
+    def leave(self, worker: str) -> None:
+        """The worker goes; claims it still holds are issued to others."""
+        self._driver.run(self._operations.leave(worker))
+
+    # -- the trainer --------------------------------------------------------------------------------
+
+    def take(self, trainer: str, version: int | None = None) -> Batch | None:
+        """The batch for the next update, or None while it is not READY.
+
+        Args:
+            trainer: unique for each process start; a new one takes over and fences the old.
+            version: updates that the trainer's weights have had (default: the published version). When
+                it is older, the batch trained then is handed out again.
+
+        Raises:
+            RunEnded: all steps are trained, or the prompts cannot fill another batch.
+            Fenced: another trainer has taken over.
+            StateLost: the trainer is ahead of the server, or behind what it keeps.
+        """
+        return self._driver.run(self._operations.take(trainer, version))
+
+    def payloads(self, groups: Sequence[BatchGroup]) -> list[list[Trajectory]]:
+        """The trajectories of some groups of a batch, by group and member.
+
+        Raises:
+            StateLost: they are not on the server any more.
+        """
+        return self._driver.run(self._operations.payloads(groups))
+
+    def publish(
+        self, version: int, weights: str, trainer: str, metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Announce weights whose files are complete. Harmless to repeat.
+
+        Args:
+            version: the taken batch's version plus 1. weights: where the files are.
+            trainer: who. metrics: figures about the step, kept with its event for those who look at the run.
+
+        Raises:
+            NotReady: the batch of this update was not taken.
+            Fenced: another trainer has taken over.
+        """
+        self._driver.run(self._operations.publish(version, weights, trainer, metrics))
+
+    def serve(self, address: str, trainer: str) -> None:
+        """Announce where the trainer sends weights from; ``pin`` tells workers. "" for nowhere any more.
+
+        It holds until another trainer takes over.
+
+        Raises:
+            NotReady: no batch was taken yet.
+            Fenced: another trainer has taken over.
+        """
+        self._driver.run(self._operations.serve(address, trainer))
+
+    def checkpointed(self, version: int, trainer: str) -> None:
+        """Announce a durable checkpoint; earlier batches are freed.
+
+        Raises:
+            NotReady: the version is not published.
+            Fenced: another trainer has taken over.
+        """
+        self._driver.run(self._operations.checkpointed(version, trainer))
+
+    def weights(self) -> list[WeightsRef]:
+        """The registered weights, oldest first."""
+        return self._driver.run(self._operations.weights())
+
+    def retire_weights(self, trainer: str, keep: int) -> list[WeightsRef]:
+        """Unregister weights that nobody needs, all but the ``keep`` newest; then delete their files.
+
+        Raises:
+            NotReady: no trainer has taken a batch yet.
+            Fenced: another trainer has taken over.
+        """
+        return self._driver.run(self._operations.retire_weights(trainer, keep))

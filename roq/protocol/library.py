@@ -1,0 +1,68 @@
+"""The server-side library: its source, put together from ``lua/``, and its version."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+__all__ = ["NAME", "REVISION", "older_than_ours", "source", "version"]
+
+NAME = "roq"
+REVISION = 1  # raise it with every change that an older client could not live with
+
+# Modules see those before them and, when called, those after them too.
+_MODULES = (
+    "refuse",
+    "text",
+    "context",
+    "events",
+    "slots",
+    "placement",
+    "supply",
+    "workers",
+    "groups",
+    "finishing",
+    "replies",
+    "trainers",
+    "arguments",
+    "transition",
+)
+
+
+def _folder() -> Path:
+    here = Path(__file__).resolve().parents[1]
+    installed = here / "lua"
+    return installed if installed.is_dir() else here.parent / "lua"
+
+
+@cache
+def _body() -> str:
+    folder = _folder()
+    modules = {module: (folder / "lib" / f"{module}.lua").read_text() for module in _MODULES}
+    functions = [path.read_text() for path in sorted((folder / "functions").glob("*.lua"))]
+    parts = [
+        f"local {', '.join(modules)}",
+        *(f"{module} = (function()\n{code}end)()" for module, code in modules.items()),
+        *(f"do\n{code}end" for code in functions),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+@cache
+def version() -> str:
+    """Revision and digest of the source, such as ``1 5f0c33d19ab2``."""
+    return f"{REVISION} {hashlib.sha256(_body().encode()).hexdigest()[:12]}"
+
+
+@cache
+def source() -> str:
+    """The library as ``FUNCTION LOAD`` takes it (``roq library | redis-cli -x FUNCTION LOAD``)."""
+    return f'#!lua name={NAME}\nlocal LIBRARY_VERSION = "{version()}"\n{_body()}'
+
+
+def older_than_ours(loaded: str) -> bool | None:
+    """Whether a loaded version should be replaced: True older or different, False newer, None the same."""
+    if loaded == version():
+        return None
+    return int(loaded.split(maxsplit=1)[0]) <= REVISION

@@ -1,0 +1,309 @@
+"""``roq up``: a whole run on this machine, from one job file to its summary.
+
+Checks the input, starts a server (unless the job names one), creates the run, starts the workers and
+the trainer, and then only watches: it starts again what dies, and shows progress. All of them are
+detached. Killed, it leaves them running; called again, it attaches to them. At the end of the run, or
+when told to stop, it stops the server that it started.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from roq.admin.server import check_server, masked, server_rss, wait_for_server
+from roq.client import Scheduler
+from roq.config import Job, RunConfig, load_job
+from roq.errors import RoqError, ServerUnavailable
+from roq.events.follow import read_events
+from roq.job.checks import check_engines, check_job, process_environment
+from roq.job.prompts import load_prompts
+from roq.job.stored import create_run
+from roq.observe.display import Display, View
+from roq.observe.metrics_log import Records
+from roq.observe.plot import write_plot
+from roq.observe.summary import Summary, summarize, write_summary
+from roq.observe.timeline import tell, waiting
+from roq.processes import finish, read_records, send, stop
+from roq.run.embedded_server import EmbeddedServer, find_binary
+from roq.run.supervisor import Restarts, Supervisor, running_supervisor, sole_supervisor
+from roq.types import Status
+from roq.weights import weight_store
+
+__all__ = ["down", "trainer_command", "up", "worker_command"]
+
+WAIT_FOR_SERVER_S = 60.0
+LOOK_S = 0.5  # between two pictures of the run
+TRAINER_GRACE_S = 35.0  # torchrun gives its ranks 30 s
+
+
+def _server(url: str) -> list[str]:
+    """How a process is told the server; one with a password by its environment alone, which ``ps`` hides."""
+    return ["--redis", url] if masked(url) == url else []
+
+
+def worker_command(url: str, run: str) -> list[str]:
+    """How a rollout worker is started."""
+    return [sys.executable, "-m", "roq_worker", *_server(url), "--run", run]
+
+
+def trainer_command(url: str, run: str, ranks: int) -> list[str]:
+    """How the trainer is started; by torchrun when it has more ranks than one."""
+    target = ["roq_trainer", *_server(url), "--run", run]
+    if ranks == 1:
+        return [sys.executable, "-m", *target]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    # Without "--" torchrun takes --run for an abbreviation of its own --run-path.
+    return [sys.executable, *torchrun, "-m", "--", *target]
+
+
+def up(
+    config_file: Path,
+    display: Display,
+    *,
+    worker: Callable[[str, str], Sequence[str]] = worker_command,
+    trainer: Callable[[str, str, int], Sequence[str]] = trainer_command,
+    restarts: Restarts | None = None,
+) -> tuple[Summary | None, int]:
+    """Run the job to its end; returns the summary, or None and the number of the signal that stopped it.
+
+    Raises:
+        ConfigError, UnsuitableServer, ConfigMismatch: the input cannot work; nothing was changed.
+        RoqError: the trainer, all workers or the server failed for good; all were stopped.
+    """
+    # ---- look at everything before touching anything
+    display.phase(f"checking {config_file}")
+    job = load_job(config_file)
+    if worker is worker_command:
+        check_engines()
+    check_job(job, config_file, engines_here=True)
+    weight_store(job.run)  # its driver is there
+    prompts = load_prompts(job.data)
+    folder = Path(job.run.dir)
+    server = EmbeddedServer(folder) if job.redis.url is None else None
+    if job.redis.url is not None:
+        wait_for_server(job.redis.url, WAIT_FOR_SERVER_S, display.say)
+        for warning in check_server(job.redis.url):
+            display.say(f"warning: {warning}")
+    else:
+        find_binary()
+
+    fresh = not folder.exists()
+    with sole_supervisor(folder, os.getpid()), _signals() as signals:
+        # ---- server and run
+        url, started = job.redis.url or "", False
+        if server is not None:
+            display.phase("starting the server")
+            started = server.start(display.say)
+            url = server.url
+        try:
+            display.phase("creating the run")
+            with Scheduler(url, job.run.name, retry_s=10.0) as scheduler:
+                create_run(scheduler, job, prompts)
+                protocol = scheduler.config()
+        except BaseException:
+            if server is not None and started:
+                server.stop()
+            if fresh:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+        # ---- workers and trainer, until the run is over
+        commands = {f"worker-{i}": worker(url, job.run.name) for i in range(1, job.rollout.workers + 1)}
+        commands["trainer"] = trainer(url, job.run.name, job.trainer.ranks)
+        env = process_environment(config_file) | {"ROQ_REDIS": url}
+        supervisor = Supervisor(folder, commands, env, display.say, restarts)
+        with _Watch(
+            job, protocol, server, supervisor, Scheduler(url, job.run.name, retry_s=2.0), display
+        ) as watch:
+            try:
+                if watch.run(signals):
+                    summary = watch.summary()
+                else:
+                    display.say("stopping: unfinished work is handed back; once more Ctrl-C kills instead")
+                    killed = supervisor.stop(_grace(job), hurry=lambda: len(signals) > 1)
+                    watch.look()
+                    told = f" ({', '.join(killed)} had to be killed)" if killed else ""
+                    step = watch.last.version
+                    display.say(f"stopped at step {step}{told}; `roq up {config_file}` goes on from here")
+                    summary = None
+            except RoqError:
+                supervisor.stop(_grace(job))
+                if server is not None:
+                    server.stop()
+                raise
+        # Not in a `finally`: should this program fail, everything else had better run on.
+        if server is not None:
+            server.stop()
+
+        # ---- what came of it
+        if summary is not None:
+            write_summary(summary, folder)
+            if (plot := write_plot(watch.records, summary, folder)) is not None:
+                display.say(f"plot: {plot}")
+        return summary, signals[0] if signals else 0
+
+
+def down(job: Job, say: Callable[[str], None]) -> None:
+    """Stop what runs of a run folder: its supervisor, workers and trainer, then its server.
+
+    ``roq up`` goes on from there later.
+    """
+    folder = Path(job.run.dir)
+    if (supervisor := running_supervisor(folder)) is not None:
+        say(f"stopping roq up (pid {supervisor.pid})")
+        send(supervisor, signal.SIGTERM)
+        deadline = time.monotonic() + _grace(job) + 30
+        while supervisor.alive and time.monotonic() < deadline:
+            time.sleep(0.05)
+        finish(supervisor)
+    running = [record for record in read_records(folder / "pids.json").values() if record.alive]
+    for record in running:
+        say(f"stopping {record.name} (pid {record.pid})")
+    for record in stop(running, _grace(job)):
+        say(f"{record.name} did not leave within {_grace(job):.0f} s and was killed")
+    server = EmbeddedServer(folder)
+    if server.alive:
+        say("stopping the server")
+        server.stop()
+    say(f"nothing of run {job.run.name} runs on this machine now; its state is kept")
+
+
+def _grace(job: Job) -> float:
+    """How long the processes may take to leave, in seconds."""
+    return max(job.rollout.drain_s + 10.0, TRAINER_GRACE_S)
+
+
+@contextmanager
+def _signals() -> Generator[list[int]]:
+    """The SIGINT and SIGTERM received so far, instead of dying of them."""
+    received: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Watch:
+    """Looks at the run, shows it, and keeps its processes and its embedded server going.
+
+    Attributes:
+        last: the scheduler's last picture of the run.
+        records: what the processes have written.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        protocol: RunConfig,
+        server: EmbeddedServer | None,
+        supervisor: Supervisor,
+        scheduler: Scheduler,
+        display: Display,
+    ) -> None:
+        self._job = job
+        self._protocol = protocol
+        self._server = server
+        self._supervisor = supervisor
+        self._scheduler = scheduler
+        self._display = display
+        self._away = False
+        self._server_rss: int | None = None
+        self.last = Status(run=job.run.name)
+        self.records = Records(job.run.dir)
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._scheduler.close()
+
+    def run(self, signals: list[int]) -> bool:
+        """Watch until the run is over (True) or a signal came (False).
+
+        Raises:
+            RoqError: a process or the server failed for good.
+        """
+        self.look()
+        self._show()  # what was there before
+        self._supervisor.start(self.last.version, ended=self.last.ended)
+        while not (self.last.ended and self._supervisor.trainer_finished):
+            if signals:
+                return False
+            self._step()
+        # The workers see the end by themselves; they may be in the middle of handing work back.
+        deadline = time.monotonic() + _grace(self._job)
+        while not self._supervisor.finished and not signals and time.monotonic() < deadline:
+            self._step()
+        self._supervisor.stop(_grace(self._job), hurry=lambda: bool(signals))
+        self.look()
+        self._show()
+        return True
+
+    def _step(self) -> None:
+        if self._supervisor.folder_is_gone:
+            raise RoqError(
+                f"{self._job.run.dir} was deleted while the run went on: its processes are stopped, and what "
+                "was only there is lost (logs, weights, checkpoints, an embedded server's data); "
+                "begin it anew with roq up"
+            )
+        self._supervisor.poll(self.last.version, self._ended)
+        self.look()
+        self._show()
+        time.sleep(LOOK_S)
+
+    def _ended(self) -> bool:
+        self.look()
+        return self.last.ended
+
+    def look(self) -> None:
+        """Take a new picture; while the server is away, the last one stays."""
+        if self._server is not None and not self._server.alive:
+            self._display.say("the server has ended; starting it again on its data")
+            self._server.start(self._display.say)
+        try:
+            self.last = self._scheduler.status()
+        except ServerUnavailable as error:
+            if not self._away:
+                self._display.say(f"{error}; waiting for it, workers and trainer do the same")
+            self._away = True
+            return
+        if self._away:
+            self._display.say("the server is back")
+        self._away = False
+        rss = server_rss(self._scheduler.url)
+        if rss is not None:
+            self._server_rss = max(rss, self._server_rss or 0)
+
+    def _show(self) -> None:
+        self.records.read()
+        self._display.update(
+            View(
+                config=self._protocol,
+                status=self.last,
+                records=self.records,
+                processes=self._supervisor.states(),
+            )
+        )
+
+    def summary(self) -> Summary:
+        """Sum the run up."""
+        self.records.read()
+        broken = self._scheduler.verify()
+        waited = waiting(tell(read_events(self._scheduler), self._protocol))
+        return summarize(
+            self.records, self._scheduler.status(), self._protocol, broken, self._server_rss, waited
+        )

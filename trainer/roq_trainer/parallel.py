@@ -1,0 +1,158 @@
+"""Process groups, and the few collectives the loop needs beside Megatron's own."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import msgspec
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from roq.config import Training
+from roq.errors import ConfigError, RoqError
+from roq_trainer.cpu import BACKEND, HAVE_CUDA, megatron_device, use_one_thread
+
+__all__ = [
+    "PeerFailed",
+    "broadcast_bytes",
+    "close",
+    "device",
+    "lead",
+    "leads_replica",
+    "model_parallel_group",
+    "open_parallel",
+    "open_world",
+    "pipeline_group",
+    "tensor_group",
+    "world_sum",
+]
+
+T = TypeVar("T")
+
+# Rank 0 reports to the others every few seconds even while it waits for a batch, so a silence this long
+# means that a rank is gone. Writing the weights of a large model is what may take minutes.
+TIMEOUT = dt.timedelta(minutes=30)
+
+
+class PeerFailed(RoqError):
+    """Rank 0 failed and said so; it reports the cause itself."""
+
+
+def device() -> torch.device:
+    """Where this rank's tensors live."""
+    return torch.device("cuda", torch.cuda.current_device()) if HAVE_CUDA else torch.device("cpu")
+
+
+def open_world() -> None:
+    """Join the other ranks: as torchrun's environment says, or alone without it."""
+    use_one_thread()
+    if HAVE_CUDA:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if "RANK" in os.environ:
+        dist.init_process_group(BACKEND, timeout=TIMEOUT)
+    else:  # alone: no port, no network
+        dist.init_process_group(BACKEND, store=HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+
+
+def open_parallel(training: Training, seed: int) -> None:
+    """Lay out tensor, pipeline and data parallelism.
+
+    Raises:
+        ConfigError: torchrun started another number of ranks than the job asks for.
+    """
+    world = dist.get_world_size()
+    if world != training.ranks:
+        raise ConfigError(
+            f"the job wants {training.ranks} trainer ranks (tensor {training.tensor_parallel} x pipeline "
+            f"{training.pipeline_parallel} x data {training.data_parallel}) but {world} run here; start "
+            f"torchrun with --nproc-per-node and --nnodes that multiply to {training.ranks}"
+        )
+    with megatron_device():
+        parallel_state.initialize_model_parallel(
+            training.tensor_parallel, training.pipeline_parallel, distributed_timeout_minutes=30
+        )
+        # Dropout is 0: the tracker only has to exist. The inference kind does not ask CUDA for its state.
+        model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True)
+
+
+def close() -> None:
+    """Leave the groups."""
+    parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def model_parallel_group() -> dist.ProcessGroup | None:
+    """The ranks that hold one replica of the model together; None when that is this rank alone."""
+    group = cast("dist.ProcessGroup", parallel_state.get_model_parallel_group())
+    return group if dist.get_world_size(group) > 1 else None
+
+
+def tensor_group() -> dist.ProcessGroup:
+    """The ranks that split this rank's layers."""
+    return cast("dist.ProcessGroup", parallel_state.get_tensor_model_parallel_group())
+
+
+def pipeline_group() -> dist.ProcessGroup:
+    """The ranks that hold the other stages for this rank, in order."""
+    return cast("dist.ProcessGroup", parallel_state.get_pipeline_model_parallel_group())
+
+
+def leads_replica() -> bool:
+    """Whether this rank is the one of its replica that fetches data."""
+    group = model_parallel_group()
+    return group is None or dist.get_group_rank(group, dist.get_rank()) == 0
+
+
+def broadcast_bytes(data: bytes, group: dist.ProcessGroup | None = None) -> bytes:
+    """``data`` of the group's first rank, on every rank of it (the world's without a group)."""
+    group = group or dist.group.WORLD
+    assert group is not None
+    if dist.get_world_size(group) == 1:
+        return data
+    root = dist.get_global_rank(group, 0)
+    length = torch.tensor([len(data)], dtype=torch.int64, device=device())
+    dist.broadcast(length, root, group=group)
+    size = int(length.item())
+    if dist.get_rank() == root:
+        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device())
+    else:
+        buffer = torch.empty(size, dtype=torch.uint8, device=device())
+    dist.broadcast(buffer, root, group=group)
+    return buffer.cpu().numpy().tobytes()
+
+
+def lead(action: Callable[[], T], kind: Any = None) -> T:
+    """Do something on rank 0 alone and give its result to every rank; a failure reaches every rank too.
+
+    Args:
+        action: what rank 0 does. kind: the type of its result, for decoding it elsewhere.
+
+    Raises:
+        PeerFailed: on the other ranks, when the action failed on rank 0.
+    """
+    if dist.get_rank() != 0:
+        reply = broadcast_bytes(b"")
+        if reply[:1] == b"!":
+            raise PeerFailed(f"rank 0 failed: {reply[1:].decode()}")
+        return msgspec.msgpack.decode(reply[1:], type=kind)
+    try:
+        result = action()
+    except Exception as error:
+        broadcast_bytes(b"!" + str(error).encode())
+        raise
+    broadcast_bytes(b"=" + msgspec.msgpack.encode(result))
+    return result
+
+
+def world_sum(values: torch.Tensor) -> list[float]:
+    """The element-wise sum over all ranks, float64."""
+    total = values.to(device(), torch.float64)
+    dist.all_reduce(total)
+    return total.tolist()
