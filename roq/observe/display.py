@@ -212,7 +212,7 @@ def step_line(step: Step, total: int | None, left_s: float | None) -> str:
     """One step as one line."""
     reward = "?" if step.reward_mean is None else f"{step.reward_mean:.3f}"
     parts = [
-        f"step {step.step + 1}" + (f"/{total}" if total else ""),
+        f"step {step.step}" + (f"/{total}" if total else ""),
         f"reward {reward}",
         f"staleness {step.staleness_mean:.2f} (max {step.staleness_max})",
         f"{step.response_tokens:,} tokens",
@@ -232,7 +232,7 @@ def remaining(steps: Sequence[Step], total: int | None) -> float | None:
     if total is None or len(recent) < 2 or recent[-1].step <= recent[0].step:
         return None
     pace = (recent[-1].time - recent[0].time) / (recent[-1].step - recent[0].step)
-    return max(0.0, pace * (total - recent[-1].step - 1))
+    return max(0.0, pace * (total - recent[-1].step))
 
 
 def rate(lines: Sequence[WorkerLine], now: float) -> float:

@@ -103,10 +103,10 @@ def _style(axes: Axes) -> None:
 
 
 def _steps(axes: Axes, steps: Sequence[Step]) -> list[int]:
-    """The steps' numbers, from 1, as the x axis."""
+    """The steps' numbers as the x axis."""
     from matplotlib.ticker import MaxNLocator
 
-    x = [step.version + 1 for step in steps]
+    x = [step.number for step in steps]
     axes.set_xlim(x[0] - 0.6, x[-1] + 0.6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
     axes.set_xlabel("optimizer step")
@@ -145,7 +145,7 @@ def _staleness(axes: Axes, story: Story) -> None:
 
 
 def _reward(axes: Axes, story: Story) -> None:
-    scored = [(step.version + 1, step.reward) for step in story.steps if step.reward is not None]
+    scored = [(step.number, step.reward) for step in story.steps if step.reward is not None]
     _steps(axes, story.steps)
     if not scored:
         return

@@ -23,9 +23,14 @@ Staleness = Annotated[str, Meta(pattern=r"^\d{1,3}$")]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of ``metrics.jsonl``. ``scheduler_s`` and ``wall_s``: seconds since the process began."""
+    """A line of ``metrics.jsonl``.
 
-    step: Annotated[int, Meta(ge=0, lt=1 << 31)]
+    Attributes:
+        step: the version that the step published, from 1.
+        scheduler_s, wall_s: seconds since the process began.
+    """
+
+    step: Annotated[int, Meta(ge=1, lt=1 << 31)]
     time: Seconds = 0.0
     reward_mean: Real | None = field(name="reward/mean", default=None)
     reward_std: Real | None = field(name="reward/std", default=None)

@@ -57,7 +57,7 @@ def write_plot(records: Records, summary: Summary, run_dir: str | Path) -> Path 
         axes.tick_params(colors=QUIET, labelsize=9, length=0)
         axes.grid(axis="y", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
-        axes.set_xlim(0.4, steps[-1].step + 1.6)
+        axes.set_xlim(0.4, steps[-1].step + 0.6)
     waiting.set_xlabel("optimizer step", color=QUIET, fontsize=9)
     waiting.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
     path = Path(run_dir) / "summary.png"
@@ -79,7 +79,7 @@ def _legend(axes: Axes, columns: int) -> None:
 
 
 def _reward(axes: Axes, steps: Sequence[Step]) -> None:
-    scored = [(step.step + 1, step.reward_mean) for step in steps if step.reward_mean is not None]
+    scored = [(step.step, step.reward_mean) for step in steps if step.reward_mean is not None]
     _title(axes, "Mean reward of each batch")
     if not scored:
         return
@@ -99,7 +99,7 @@ def _reward(axes: Axes, steps: Sequence[Step]) -> None:
 
 
 def _staleness(axes: Axes, steps: Sequence[Step], eta: int) -> None:
-    x = [step.step + 1 for step in steps]
+    x = [step.step for step in steps]
     seen = {int(key) for step in steps for key in step.staleness_counts}
     bottom = [0.0] * len(steps)
     for staleness in range(max(seen | {eta}) + 1):
@@ -118,7 +118,7 @@ def _staleness(axes: Axes, steps: Sequence[Step], eta: int) -> None:
 
 def _waiting(axes: Axes, records: Records) -> None:
     steps = records.steps
-    x = [step.step + 1 for step in steps]
+    x = [step.step for step in steps]
     axes.bar(
         x, [step.wait_s for step in steps], width=0.82, color="#cbd2d9", label="trainer waits for a batch"
     )

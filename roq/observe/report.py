@@ -135,7 +135,7 @@ def _ends(rewards: Sequence[float]) -> str:
 def _waits(story: Story) -> str:
     known = [step for step in story.steps if step.wait_s > 0]
     longest = sorted(known, key=lambda step: step.wait_s, reverse=True)[:LONGEST]
-    rows = [(str(s.version + 1), clock(s.wait_s), cause(story, s)) for s in longest]
+    rows = [(str(s.number), clock(s.wait_s), cause(story, s)) for s in longest]
     return "<h2>The trainer's longest waits</h2>" + _table(("step", "waited", "why"), rows, "rr")
 
 

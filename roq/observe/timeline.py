@@ -25,13 +25,14 @@ class Step(msgspec.Struct):
     """One batch, from the wait for it to its weights. Times in seconds since 1970, lengths in seconds.
 
     Attributes:
-        version: the batch. waited_from: when the trainer could have taken it; None if that is not known.
+        number: the version that it publishes, from 1.
+        waited_from: when the trainer could have taken it; None if that is not known.
         taken, published: when; ``published`` is None for a batch still in training.
         staleness: its groups by staleness. tokens, reward: of its trajectories; reward None without any.
         groups: its groups, in slot order. metrics: what the trainer published.
     """
 
-    version: int
+    number: int
     waited_from: float | None
     taken: float
     groups: list[Group]
@@ -51,7 +52,7 @@ class Step(msgspec.Struct):
     @property
     def staleness(self) -> Counter[int]:
         """Its groups by staleness."""
-        return Counter(self.version - group.v_traj for group in self.groups)
+        return Counter(self.number - 1 - group.v_traj for group in self.groups)
 
     @property
     def tokens(self) -> int:
@@ -202,10 +203,10 @@ class _Teller:
             case "take":
                 numbers = map(int, event.get("groups").split())
                 groups = [self.replay.groups[number] for number in numbers if number in self.replay.groups]
-                story.steps.append(Step(event.number("version"), self.free_at, event.time, groups))
+                story.steps.append(Step(event.number("version") + 1, self.free_at, event.time, groups))
             case "publish":
                 self.free_at = event.time
-                if story.steps and story.steps[-1].version == event.number("version") - 1:
+                if story.steps and story.steps[-1].number == event.number("version"):
                     story.steps[-1].published, story.steps[-1].metrics = event.time, event.metrics
             case "paused":
                 self.paused.begin("run", event.time)

@@ -77,7 +77,7 @@ def trainer(sched: Scheduler, folder: Path, pace: float, die_at: int | None, cod
         for group in batch.groups:
             counts[str(group.staleness)] = counts.get(str(group.staleness), 0) + len(group.members)
         row = {
-            "step": batch.version,
+            "step": batch.version + 1,
             "time": time.time(),
             "reward/mean": sum(member.reward for member in members) / len(members),
             "staleness/max": max(group.staleness for group in batch.groups),

@@ -35,7 +35,7 @@ def view(tmp_path: Path) -> View:
     now = time.time()
     rows = [
         {
-            "step": i,
+            "step": i + 1,
             "time": now - 40 + 4 * i,
             "reward/mean": i / 10,
             "staleness/mean": 0.5,
@@ -163,7 +163,7 @@ def test_rates() -> None:
     assert rate(lines, now=106) == 300
     assert rate(lines[:1], now=101) == 100
     assert rate(lines, now=200) == 0, "silent for long"
-    steps = [Step(step=i, time=10.0 * i) for i in range(20)]
+    steps = [Step(step=i, time=10.0 * i) for i in range(1, 21)]
     assert remaining(steps, 30) == 100
     assert remaining(steps, None) is None
     assert remaining(steps[:1], 30) is None

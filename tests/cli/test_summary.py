@@ -17,14 +17,15 @@ CONFIG = RunConfig(eta=1, batch_size=4, group_size=2)
 STATUS = Status(run="demo", version=6, ended=True, ledger=Ledger(issued=27, trained=24, in_slots=2, dead=1))
 
 
-def step(number: int, time: float, wall_s: float, **more: Any) -> dict[str, Any]:
+def step(batch: int, time: float, wall_s: float, **more: Any) -> dict[str, Any]:
+    """The line of the step that trained batch ``batch``, from 0."""
     return {
-        "step": number,
+        "step": batch + 1,
         "time": time,
-        "reward/mean": number / 10,
+        "reward/mean": batch / 10,
         "staleness/mean": 0.5,
-        "staleness/max": min(number, 1),
-        "staleness/counts": {"0": 4, "1": 4} if number else {"0": 8},
+        "staleness/max": min(batch, 1),
+        "staleness/counts": {"0": 4, "1": 4} if batch else {"0": 8},
         "groups": 4,
         "trajectories": 8,
         "tokens/response": 100,
@@ -34,7 +35,7 @@ def step(number: int, time: float, wall_s: float, **more: Any) -> dict[str, Any]
         "time/step": 2.0,
         "scheduler_s": wall_s / 1000,
         "wall_s": wall_s,
-        "rss_bytes": 500 + number,
+        "rss_bytes": 500 + batch,
         "replay": False,
         "a key that came later": 1,
     } | more
@@ -57,11 +58,11 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 @pytest.fixture
 def records(tmp_path: Path) -> Records:
-    """Two trainer processes (steps 2 and 3 trained again by the second) and three worker processes."""
+    """Two trainer processes (steps 3 and 4 trained again by the second) and three worker processes."""
     metrics = tmp_path / "metrics.jsonl"
     write(metrics, [step(i, 1003 + 3 * i, 3.0 * (i + 1)) for i in range(4)])  # 1000 to 1012
     with metrics.open("a") as file:
-        file.write('{"step": 4, "time": 10')  # killed in the middle of a line
+        file.write('{"step": 5, "time": 10')  # killed in the middle of a line
         file.write("\n")
     again = {"reward/mean": 0.9, "replay": True}
     write(
@@ -129,13 +130,13 @@ def test_reading_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert not records.read()
     write(tmp_path / "metrics.jsonl", [step(0, 1, 1, loss=float("nan"))])
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 1, ')
+        file.write('{"step": 2, ')
     assert records.read()
     assert not records.read()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('"time": 2.0}\n')
     assert records.read()
-    assert [line.step for line in records.lines] == [0, 1]
+    assert [line.step for line in records.lines] == [1, 2]
 
 
 def test_a_run_without_a_step(tmp_path: Path) -> None:

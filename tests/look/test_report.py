@@ -143,7 +143,7 @@ def test_no_step_no_verdict() -> None:
     assert verdict(Story()) == "Too few steps to say what limits this run."
     with pytest.raises(ConfigError, match="nothing to report"):
         write_report(Story(), Path("nowhere.html"))
-    assert Step(0, None, 5.0, []).wait_s == 0
+    assert Step(1, None, 5.0, []).wait_s == 0
 
 
 @pytest.fixture(scope="module")

@@ -222,6 +222,7 @@ JUNK = (
     b'{"step": null}',
     b'{"step": "one", "time": "one"}',
     b'{"step": -1, "time": -1}',
+    b'{"step": 0}',
     b'{"step": 1e300, "time": 1e300}',
     b'{"step": 1, "time": "noon"}',
     b'{"step": 1, "time": NaN, "wall_s": 1}',
@@ -242,7 +243,7 @@ JUNK = (
 def test_junk_in_the_records(tmp_path: Path) -> None:
     """It is passed over: what is beside it is summed up and drawn."""
     good = {
-        "metrics.jsonl": b'{"step": 0, "time": 10, "wall_s": 5, "reward/mean": 0.5, "loss": NaN}',
+        "metrics.jsonl": b'{"step": 1, "time": 10, "wall_s": 5, "reward/mean": 0.5, "loss": NaN}',
         "workers/w.jsonl": b'{"time": 10, "wall_s": 5, "tokens": 50}',
     }
     for number, junk in enumerate((*((line,) for line in JUNK), JUNK)):

@@ -45,7 +45,7 @@ def line(batch: Batch, sums: Sequence[float], grad_norm: float) -> dict[str, Any
     stale = [batch.version - member.v_traj for member in members]
     tokens, current = total["tokens"], total["abs_diff_tokens"]
     return {
-        "step": batch.version,
+        "step": batch.version + 1,
         "reward/mean": statistics.fmean(rewards),
         "reward/std": statistics.pstdev(rewards),
         "staleness/mean": statistics.fmean(stale),
