@@ -6,7 +6,7 @@ std = {
     "math", "string", "table", "redis", "cjson", "cmsgpack", "struct", "bit", "KEYS", "ARGV",
     -- The client joins the files into one library (roq/protocol/library.py): each file of lua/lib is a local named
     -- after it, and the version is one more.
-    "arguments", "context", "events", "finishing", "groups", "placement", "refuse", "replies", "slots", "supply", "text",
+    "arguments", "context", "events", "judging", "groups", "placement", "refuse", "replies", "slots", "supply", "text",
     "trainers", "transition", "workers", "LIBRARY_VERSION",
   },
 }

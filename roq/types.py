@@ -45,7 +45,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         group: the group's number, unique in the run.
-        member: which of the group's candidates, from 1; 0 is the group's post-processing (``finish``).
+        member: which of the group's candidates, from 1; 0 is the group's post-processing (``judge``).
         token: the fencing token; rises with every issue of this member.
         ordinal: position of the prompt in the run's prompt order, from 0.
         v_traj: oldest weights version of any part of the group.
@@ -90,16 +90,16 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     ``status`` is "open" (the group waits for other members), "occupied" (the group took its final
     kind of place, named by ``buffer`` and ``slot``), "filtered" (the group gives no gradient and
-    left), "surplus" (not needed; nothing was kept) or "finishing" (the run post-processes groups, and
-    ``finish`` is the claim on it, for this worker to hand in). ``ready`` names the buffer that this call
+    left), "surplus" (not needed; nothing was kept) or "judging" (the run post-processes groups, and
+    ``judgement`` is the claim on it, for this worker to hand in). ``ready`` names the buffer that this call
     made READY.
     """
 
-    status: Literal["open", "occupied", "filtered", "surplus", "finishing"]
+    status: Literal["open", "occupied", "filtered", "surplus", "judging"]
     buffer: int | None = None
     slot: int | None = None
     ready: int | None = None
-    finish: Reservation | None = None
+    judgement: Reservation | None = None
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):

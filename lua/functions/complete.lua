@@ -11,23 +11,23 @@ Arguments:
   oldest, newest   oldest and newest weights version among its segments
   payload   msgpack of the trajectory (roq/trajectory.py)
 Reply:
-  status    "open" | "occupied" | "filtered" | "surplus" | "finishing"
+  status    "open" | "occupied" | "filtered" | "surplus" | "judging"
   buffer, slot   the place, when it is occupied
   ready     the buffer that became READY by it
-  finish    when it is finishing: the claim on the group's post-processing, now the caller's (roq_finish)
+  judgement when it is judging: the claim on the group's post-processing, now the caller's (roq_judge)
 Refusals:
   ROQ_FENCED   the claim was superseded; drop the work
   ROQ_NO_GROUP no such group was ever issued
   ROQ_INVALID  a segment older than the claim or newer than what is published; too much data
-Events: complete, cancelled, finishing, occupy, filtered, discarded
+Events: complete, cancelled, judging, occupy, filtered, discarded
 ]]
 
 -- The answer for a group whose members are all in: where it is.
 local function standing(run, record, worker)
   local kind, buffer, slot = slots.find(run, record.group)
-  local finish = record.finish
-  if finish and finish.state == "leased" and finish.worker == worker then
-    return { status = "finishing", finish = groups.claim(record, 0, buffer, slot) }
+  local judgement = record.judgement
+  if judgement and judgement.state == "leased" and judgement.worker == worker then
+    return { status = "judging", judgement = groups.claim(record, 0, buffer, slot) }
   elseif kind == "reserved" then
     return { status = "open" }
   end
@@ -50,7 +50,7 @@ transition.define({
   },
   apply = function(run, args)
     if args.member == 0 then
-      refuse.with("INVALID", "member 0 is a group's post-processing; hand it in with finish")
+      refuse.with("INVALID", "member 0 is a group's post-processing; hand it in with judge")
     end
     local record = groups.read(run, args.group)
     local member = groups.claimed(record, args.member, args.token, args.worker)
@@ -85,6 +85,6 @@ transition.define({
     if run.config.max_inflight then
       events.signal(run, "inflight")
     end
-    return finishing.advance(run, record, args.worker)
+    return judging.advance(run, record, args.worker)
   end,
 })

@@ -74,7 +74,7 @@ local function reissue(run, out, args, room)
       seen[group] = true
       local record = groups.read(run, group)
       local _, buffer = slots.find(run, group)
-      if record.finish or buffer <= args.version + run.config.eta then
+      if record.judgement or buffer <= args.version + run.config.eta then
         room = lease(run, out, record, args.worker, args.version, room, true)
       end
     end

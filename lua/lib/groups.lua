@@ -7,7 +7,7 @@
 -- cancelled (a candidate that was not needed). `v` is the oldest weights version of the member's parts;
 -- `reward` and `advantage` are text, so that they keep all their digits.
 --
--- With `post_process`, a group whose members are all in gets a `finish`: the claim on its post-processing,
+-- With `post_process`, a group whose members are all in gets a `judgement`: the claim on its post-processing,
 -- issued, leased and given up like a member, under the number 0.
 
 local M = {}
@@ -54,7 +54,7 @@ end
 
 -- A member of a group; 0 is its post-processing. Nil when there is none.
 function M.part(record, m)
-  return m == 0 and record.finish or record.members[m]
+  return m == 0 and record.judgement or record.members[m]
 end
 
 -- The member that a claim names, leased or complete. Refuses a claim that is no longer held.
@@ -175,7 +175,7 @@ end
 -- The post-processing of a group is done; `advantages` are those of its complete members, or nil.
 function M.post_processed(run, record, advantages)
   unclaim(run, record, 0)
-  record.finish = nil
+  record.judgement = nil
   local i = 0
   for _, member in ipairs(record.members) do
     if advantages and member.state == "complete" then
@@ -224,9 +224,9 @@ end
 -- Cancel every member that is not complete, and the group's post-processing. Returns the members' numbers.
 function M.cancel_open(run, record, reason)
   local cancelled = {}
-  if record.finish then
+  if record.judgement then
     cancel(run, record, 0, reason)
-    record.finish = nil
+    record.judgement = nil
   end
   for m, member in ipairs(record.members) do
     local name = text.member(record.group, m)

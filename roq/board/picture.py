@@ -40,7 +40,7 @@ def picture(run: Snapshot, publishes: list[Event]) -> dict[str, Any]:
                 "kind": kind,
                 "at": None if place is None else f"{place[0]}.{place[1]}",
                 "members": [_member(member) for member in record["members"]],
-                "finish": _member(record["finish"]) if "finish" in record else None,
+                "judgement": _member(record["judgement"]) if "judgement" in record else None,
             }
         )
     workers: list[dict[str, Any]] = [msgspec.json.decode(record) for record in run.workers.values()]

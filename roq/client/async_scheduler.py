@@ -159,7 +159,7 @@ class AsyncScheduler:
         """As :meth:`Scheduler.members`."""
         return await self._driver.run(self._operations.members(group))
 
-    async def finish(
+    async def judge(
         self,
         reservation: Reservation,
         *,
@@ -167,8 +167,8 @@ class AsyncScheduler:
         reason: str = "",
         advantages: Sequence[float] | None = None,
     ) -> Completion:
-        """As :meth:`Scheduler.finish`."""
-        return await self._driver.run(self._operations.finish(reservation, keep, reason, advantages))
+        """As :meth:`Scheduler.judge`."""
+        return await self._driver.run(self._operations.judge(reservation, keep, reason, advantages))
 
     async def release(
         self,

@@ -249,14 +249,14 @@ class Scheduler:
         return self._driver.run(self._operations.complete_many(finished))
 
     def members(self, group: int) -> list[Trajectory]:
-        """The complete trajectories of a group, in the order of its members: what ``finish`` is about.
+        """The complete trajectories of a group, in the order of its members: what ``judge`` is about.
 
         Raises:
             Fenced: the group has left the run.
         """
         return self._driver.run(self._operations.members(group))
 
-    def finish(
+    def judge(
         self,
         reservation: Reservation,
         *,
@@ -275,7 +275,7 @@ class Scheduler:
             Fenced: the claim was superseded.
             Invalid: not one finite advantage for each member.
         """
-        return self._driver.run(self._operations.finish(reservation, keep, reason, advantages))
+        return self._driver.run(self._operations.judge(reservation, keep, reason, advantages))
 
     def release(
         self,

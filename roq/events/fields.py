@@ -62,7 +62,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("reserve", "issue", "reissue"), _ISSUED),
     "complete": ("group", "member", "worker", "tokens", "reward"),
     "cancelled": ("group", "members"),
-    "finishing": ("group", "worker"),
+    "judging": ("group", "worker"),
     "occupy": ("group", "ordinal", "at", "v_traj"),
     **dict.fromkeys(("requeued", "discarded", "filtered", "dead"), _LEFT),
     **dict.fromkeys(("release", "expired"), ("group", "member", "worker")),

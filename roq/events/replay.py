@@ -16,7 +16,7 @@ from roq.events.event import Event, Place, parse_place
 __all__ = ["Group", "Member", "Replay", "groups_of"]
 
 Ends = Literal["requeued", "discarded", "filtered", "dead"]
-State = Literal["reserved", "finishing", "occupied", "training", "trained"] | Ends
+State = Literal["reserved", "judging", "occupied", "training", "trained"] | Ends
 ENDS: tuple[Ends, ...] = ("requeued", "discarded", "filtered", "dead")
 
 
@@ -181,10 +181,10 @@ class Replay:
 
     _on_expired = _on_release
 
-    def _on_finishing(self, event: Event) -> None:
+    def _on_judging(self, event: Event) -> None:
         if (group := self.groups.get(event.number("group"))) is not None:
             self._cancel_open(group)
-            group.state = "finishing"
+            group.state = "judging"
             group.members[0] = Member(event.get("worker"), event.time, attempts=1)
 
     def _on_occupy(self, event: Event) -> None:

@@ -185,7 +185,7 @@ class _Teller:
                 self._issued(event)
             case "issue" | "reissue":
                 self._issued(event)
-            case "finishing":
+            case "judging":
                 self._over(event)
                 self._issued(event)
             case "complete" | "release" | "expired":

@@ -217,8 +217,8 @@ def _claims(run: Snapshot) -> Iterator[str]:
         record = run.groups[group]
         members: list[Any] = record["members"]
         parts = dict(enumerate(members, 1))
-        if "finish" in record:
-            parts[0] = record["finish"]
+        if "judgement" in record:
+            parts[0] = record["judgement"]
         elif sum(m["state"] == "complete" for m in parts.values()) >= int(run.config["group_size"]):
             yield f"group {group} has all its members but is not placed, and nobody is to post-process it"
         for m, member in parts.items():

@@ -22,7 +22,7 @@ _MODULES = (
     "supply",
     "workers",
     "groups",
-    "finishing",
+    "judging",
     "replies",
     "trainers",
     "arguments",

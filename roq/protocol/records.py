@@ -15,7 +15,7 @@ class GroupRecord(msgspec.Struct):
     v: int
     members: list[MemberRecord]
     since: int = 0
-    finish: MemberRecord | None = None
+    judgement: MemberRecord | None = None
 
 
 class MemberRecord(msgspec.Struct):

@@ -94,11 +94,11 @@ class Life:
         claim = self.pop()
         with _fine():
             if claim.member == 0:
-                self.sched.finish(claim, keep=self.random.random() < 0.7, reason="dull")
+                self.sched.judge(claim, keep=self.random.random() < 0.7, reason="dull")
                 return
             done = self.sched.complete(claim, trajectory(claim.v_traj, float(self.random.randint(0, 1))))
-            if done.finish is not None:
-                self.claims.append(done.finish)
+            if done.judgement is not None:
+                self.claims.append(done.judgement)
 
     def release(self) -> None:
         if self.claims:

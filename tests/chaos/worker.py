@@ -73,9 +73,9 @@ async def main(url: str, run: str, seed: int) -> None:
         if fate < 0.02:
             await sched.release(claim, reason="error", error="the dice did not say")
         elif fate < 0.05:
-            await sched.finish(claim, keep=False, reason="dull")
+            await sched.judge(claim, keep=False, reason="dull")
         else:
-            await sched.finish(claim, advantages=[t.reward - 0.5 for t in members])
+            await sched.judge(claim, advantages=[t.reward - 0.5 for t in members])
 
     async def roll(draft: Draft) -> None:
         claim = draft.claim
@@ -95,8 +95,8 @@ async def main(url: str, run: str, seed: int) -> None:
                     [claim.ordinal], draft.tokens, draft.logprobs, draft.segments, dice.random()
                 )
                 done = await sched.complete(claim, payload)
-                if done.finish is not None:
-                    start(done.finish)
+                if done.judgement is not None:
+                    start(done.judgement)
         except Fenced:
             pass
         finally:

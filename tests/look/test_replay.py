@@ -70,10 +70,10 @@ def test_post_processing(sched: Scheduler) -> None:
     run = Named(sched, RunConfig(eta=1, batch_size=1, post_process="m:f"))
     run.admit(0, 1)
     done = run.complete("A")
-    assert done.status == "finishing"
+    assert done.status == "judging"
     replay = replayed(sched)
-    assert replay.groups[1].state == "finishing"
+    assert replay.groups[1].state == "judging"
     assert replay.groups[1].members[0].worker == "w0"
-    assert done.finish is not None
-    sched.finish(done.finish)
+    assert done.judgement is not None
+    sched.judge(done.judgement)
     check(sched, replayed(sched))

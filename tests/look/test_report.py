@@ -86,7 +86,7 @@ def test_causes() -> None:
               "6 reserve group=1 ordinal=0 members=1 at=0.1 v_traj=0 worker=w0",
               "6 paused", "9 resumed",
               "9 complete group=1 member=1 worker=w0 tokens=5 reward=1",
-              "10 finishing group=1 ordinal=0 worker=w0",
+              "10 judging group=1 ordinal=0 worker=w0",
               "12 occupy group=1 ordinal=0 at=0.1 v_traj=0", "12 take version=0 groups=1"]  # fmt: skip
     told = tell(events(*nobody))
     said = cause(told, told.steps[0])

@@ -26,17 +26,17 @@ class Group:
     drops: int
     v: int
     members: list[Member] = field(default_factory=list)
-    finish: Member | None = None  # its post-processing, once all members are in
+    judgement: Member | None = None  # its post-processing, once all members are in
 
     def part(self, m: int) -> Member:
         """A member by its place from 0; -1 is the post-processing."""
         if m >= 0:
             return self.members[m]
-        assert self.finish is not None
-        return self.finish
+        assert self.judgement is not None
+        return self.judgement
 
     def leased(self, worker: str) -> list[int]:
-        parts = [(m, self.part(m)) for m in range(-(self.finish is not None), len(self.members))]
+        parts = [(m, self.part(m)) for m in range(-(self.judgement is not None), len(self.members))]
         return [m for m, part in parts if part.state == "leased" and worker in ("", part.worker)]
 
     def oldest(self) -> int:
@@ -163,8 +163,8 @@ class Model:
         for group, _ in list(self.pending)[: room + 16]:
             found = self.find(group)
             assert found is not None
-            if group.finish is not None or found[1] <= version + self.config.eta:
-                for m in range(-(group.finish is not None), len(group.members)):
+            if group.judgement is not None or found[1] <= version + self.config.eta:
+                for m in range(-(group.judgement is not None), len(group.members)):
                     if group.part(m).state == "pending" and len(given) < room:
                         self.pending.remove((group, m))
                         given.append(self.lease(group, m, worker, version))
@@ -253,14 +253,14 @@ class Model:
         self.cancel_open(group)
         group.v = group.oldest()
         if self.config.post_process is not None:
-            group.finish = Member()
+            group.judgement = Member()
             self.lease(group, -1, member.worker, self.version)
-            return "finishing", None, None
+            return "judging", None, None
         return self.settle(group)
 
-    def finish(self, group: Group, keep: bool) -> tuple[str, int | None, int | None]:
+    def judge(self, group: Group, keep: bool) -> tuple[str, int | None, int | None]:
         if keep:
-            group.finish = None
+            group.judgement = None
             return self.settle(group)
         self.retire(group)
         self.filtered += 1
@@ -315,7 +315,7 @@ class Model:
         self.requeued.append((ordinal, 0))
 
     def cancel_open(self, group: Group) -> None:
-        group.finish = None
+        group.judgement = None
         if (group, -1) in self.pending:
             self.pending.remove((group, -1))
         for m, member in enumerate(group.members):

@@ -78,7 +78,7 @@ class _World:
                 times = 1
                 if function == "lapse":
                     pipe.zadd(keys_of(copy)["heartbeats"], {values[0]: 1}, xx=True)
-                elif function in ("reserve", "complete", "finish", "release", "drop", "filter", "revive"):
+                elif function in ("reserve", "complete", "judge", "release", "drop", "filter", "revive"):
                     times = 2
                     request = f"c 1 {next(self.requests)}"
                     for _ in range(times):
@@ -115,8 +115,8 @@ def _actions(snapshot: Snapshot) -> Iterator[Action]:
     for group in snapshot.index["reserved"]:
         yield "drop", (group, "x", "me")
         record = snapshot.groups[group]
-        if "finish" in record:
-            yield from _finishes(group, record["finish"])
+        if "judgement" in record:
+            yield from _judgements(group, record["judgement"])
         for m, member in enumerate(record["members"], 1):
             token = member["token"]
             if member["state"] == "leased":
@@ -138,15 +138,15 @@ def _actions(snapshot: Snapshot) -> Iterator[Action]:
     yield "checkpointed", ("t", version)
 
 
-def _finishes(group: int, finish: Any) -> Iterator[Action]:
+def _judgements(group: int, judgement: Any) -> Iterator[Action]:
     """What can become of a group's post-processing."""
-    if finish["state"] == "leased":
-        claim = (group, finish["token"], finish["worker"])
-        yield "finish", (*claim, 1, "", '["0.5"]')
-        yield "finish", (*claim, 0, "dull", "")
+    if judgement["state"] == "leased":
+        claim = (group, judgement["token"], judgement["worker"])
+        yield "judge", (*claim, 1, "", '["0.5"]')
+        yield "judge", (*claim, 0, "dull", "")
         yield "release", (group, 0, *claim[1:], 1, "failed", b"")
-    if finish["attempt"] > 1:  # the holder of the attempt before this one wakes up
-        yield "finish", (group, finish["token"] - 1, "a", 1, "", "")
+    if judgement["attempt"] > 1:  # the holder of the attempt before this one wakes up
+        yield "judge", (group, judgement["token"] - 1, "a", 1, "", "")
 
 
 def _canonical(snapshot: Snapshot) -> Any:
@@ -185,7 +185,7 @@ def _canonical(snapshot: Snapshot) -> Any:
                         m.get("reward", ""),
                         m.get("advantage", ""),
                     )
-                    for m in (*record["members"], *([record["finish"]] if "finish" in record else []))
+                    for m in (*record["members"], *([record["judgement"]] if "judgement" in record else []))
                 ),
             )
             for record in records

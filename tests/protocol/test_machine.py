@@ -75,7 +75,7 @@ class Machine(RuleBasedStateMachine):
         """Claims on trajectories, not on the post-processing of groups."""
         return [claim for claim in self.claims if claim.member > 0]
 
-    def finishes(self) -> list[Reservation]:
+    def judgements(self) -> list[Reservation]:
         return [claim for claim in self.claims if claim.member == 0]
 
     def sort_claims(self) -> None:
@@ -108,22 +108,22 @@ class Machine(RuleBasedStateMachine):
         status, buffer, slot = self.model.complete(group, claim.member - 1, reward)
         done = self.sched.complete(claim, payload)
         assert (done.status, done.buffer, done.slot) == (status, buffer, slot)
-        if again and status in ("open", "occupied", "finishing"):
+        if again and status in ("open", "occupied", "judging"):
             assert self.sched.complete(claim, payload) == msgspec.structs.replace(done, ready=None)
-        if done.finish is not None:
-            assert (done.finish.group, done.finish.member) == (claim.group, 0)
-            self.claims.append(done.finish)
+        if done.judgement is not None:
+            assert (done.judgement.group, done.judgement.member) == (claim.group, 0)
+            self.claims.append(done.judgement)
         self.sort_claims()
 
-    @precondition(lambda self: self.finishes())
+    @precondition(lambda self: self.judgements())
     @rule(data=st.data(), keep=st.booleans(), advantages=st.booleans())
-    def finish(self, data: st.DataObject, keep: bool, advantages: bool) -> None:
-        claim = data.draw(st.sampled_from(self.finishes()))
+    def judge(self, data: st.DataObject, keep: bool, advantages: bool) -> None:
+        claim = data.draw(st.sampled_from(self.judgements()))
         group, _ = self.held(claim)
         assert len(self.sched.members(claim.group)) == self.model.config.group_size
         given = [0.1 + 0.2] * self.model.config.group_size if advantages else None
-        expected = self.model.finish(group, keep)
-        done = self.sched.finish(claim, keep=keep, reason="dull", advantages=given)
+        expected = self.model.judge(group, keep)
+        done = self.sched.judge(claim, keep=keep, reason="dull", advantages=given)
         assert (done.status, done.buffer, done.slot) == expected
         self.sort_claims()
 

@@ -164,11 +164,11 @@ def test_reasons_typed_by_hand(sched: Scheduler) -> None:
 def test_a_finished_group_frees_its_place_under_the_cap(sched: Scheduler) -> None:
     sched.create(RunConfig(eta=1, batch_size=2, max_inflight=1, post_process="m:f"))
     (claim,) = sched.reserve("w0", 0, 1).reservations
-    finish = sched.complete(claim, trajectory(0)).finish
-    assert finish is not None
+    claim = sched.complete(claim, trajectory(0)).judgement
+    assert claim is not None
     grant = sched.reserve("w1", 0, 1)
     assert grant.refused == "inflight_cap"
-    sched.finish(finish)
+    sched.judge(claim)
     assert sched.wait(grant.signal, 5.0) > grant.signal
     assert sched.reserve("w1", 0, 1).refused is None
 

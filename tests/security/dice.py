@@ -77,11 +77,11 @@ class Dice:
 
     def _hand_in(self, claim: Reservation) -> None:
         if claim.member == 0:
-            attempt(self.worker.finish, claim, keep=self.dice.random() < 0.9, reason="the dice")
+            attempt(self.worker.judge, claim, keep=self.dice.random() < 0.9, reason="the dice")
             return
         reward = self.dice.choice([0.0, 1.0])
         done = attempt(self.worker.complete, claim, trajectory(claim.v_traj, reward))
-        self.held += [done.finish] if done is not None and done.finish is not None else []
+        self.held += [done.judgement] if done is not None and done.judgement is not None else []
 
     def _give_back(self, claim: Reservation) -> None:
         kept = None

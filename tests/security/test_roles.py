@@ -56,7 +56,7 @@ def calls(scheduler: Scheduler) -> dict[str, Callable[[], Any]]:
         "reserve": lambda: scheduler.reserve("w0", 0, 4),
         "renew": lambda: scheduler.renew("w0", 0, {}),
         "complete": lambda: scheduler.complete(held, trajectory()),
-        "finish": lambda: scheduler.finish(post),
+        "judge": lambda: scheduler.judge(post),
         "release": lambda: scheduler.release(held),
         "save_prefix": lambda: scheduler.save_prefix(held, Prefix([1], [-0.1], [(0, 1)])),
         "leave": lambda: scheduler.leave("w0"),

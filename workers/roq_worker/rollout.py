@@ -145,8 +145,8 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         response = (draft.tokens, draft.logprobs, draft.segments)
         done = await hand_in.complete(claim, Trajectory(prompt, *response, reward, finish or "stop"))
         counters.completed += 1
-        if done.finish is not None:  # it was its group's last
-            start(done.finish)
+        if done.judgement is not None:  # it was its group's last
+            start(done.judgement)
         if oversampled and done.status != "open":
             beat.renew_now()  # the candidates that are not needed any more are stopped at once
 
@@ -157,7 +157,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         members = [member_of(t, engine.decode(t.tokens)) for t in await scheduler.members(claim.group)]
         verdict = await post_process.judge(item, members)
         draft.handing_in = True
-        await scheduler.finish(claim, **msgspec.structs.asdict(verdict))
+        await scheduler.judge(claim, **msgspec.structs.asdict(verdict))
         counters.post_processed += 1
 
     async def attempt(draft: Draft) -> None:

@@ -148,7 +148,7 @@ export function drawDetails(state, now, place) {
       `may be trained up to batch ${latest}. Reserved ${duration((now - group.since) / 1000)} ago.`,
   );
   const members = [...group.members.entries()].filter(([, member]) => member);
-  if (group.finish) members.push(["post-processing", group.finish]);
+  if (group.judgement) members.push(["post-processing", group.judgement]);
   list(
     $("#details-members"),
     members.slice(0, 20),

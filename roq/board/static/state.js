@@ -20,7 +20,7 @@ export function initial(config) {
     discarded: 0,
     requeued: 0,
     dead: 0,
-    groups: new Map(), // number -> { group, ordinal, v, at, kind, since, members, finish }
+    groups: new Map(), // number -> { group, ordinal, v, at, kind, since, members, judgement }
     slots: new Map(), // "buffer.slot" -> number
     workers: new Map(), // name -> { worker, since, version, claims, completed, tokens, draining }
     idle: 0, // workers without a claim now
@@ -60,11 +60,11 @@ export function restore(config, picture) {
   state.idle = state.workers.size;
   for (const raw of picture.groups) {
     const members = [null, ...raw.members.map((member) => ({ ...member, since: raw.since }))];
-    const finish = raw.finish && { ...raw.finish, since: raw.since };
-    const group = { ...raw, members, finish };
+    const judgement = raw.judgement && { ...raw.judgement, since: raw.since };
+    const group = { ...raw, members, judgement };
     state.groups.set(group.group, group);
     if (group.at) state.slots.set(group.at, group.group);
-    for (const member of [...members, finish]) {
+    for (const member of [...members, judgement]) {
       if (member?.state === "leased") claim(state, member.worker, 1);
     }
   }
@@ -113,19 +113,19 @@ const handlers = {
     const v = Number(event.v_traj);
     vacate(state, Number(event.group));
     const group = Number(event.group);
-    put(state, { group, ordinal, v, at: null, kind: "reserved", since: time, members: [null], finish: null });
+    put(state, { group, ordinal, v, at: null, kind: "reserved", since: time, members: [null], judgement: null });
     fill(state, group, event.at);
     change(state.workers, event.worker, { version: v });
     lease(state, event, time);
   },
   issue: lease,
   reissue: lease,
-  finishing(state, event, time) {
+  judging(state, event, time) {
     const group = state.groups.get(Number(event.group));
     if (!group) return;
     const members = cancelled(state, group.members);
     claim(state, event.worker, 1);
-    put(state, { ...group, members, finish: { state: "leased", worker: event.worker, since: time } });
+    put(state, { ...group, members, judgement: { state: "leased", worker: event.worker, since: time } });
   },
   complete(state, event, time) {
     const group = state.groups.get(Number(event.group));
@@ -155,9 +155,9 @@ const handlers = {
     move(state, event);
     const group = state.groups.get(number);
     if (!group) return;
-    if (group.finish?.state === "leased") claim(state, group.finish.worker, -1);
+    if (group.judgement?.state === "leased") claim(state, group.judgement.worker, -1);
     const members = cancelled(state, group.members);
-    put(state, { ...group, kind: "occupied", v: Number(event.v_traj), members, finish: null });
+    put(state, { ...group, kind: "occupied", v: Number(event.v_traj), members, judgement: null });
     fill(state, number, event.at);
   },
   requeued: (state, event) => end(state, event, "requeued"),
@@ -265,7 +265,7 @@ function leave(state, name) {
 
 function setMember(state, group, m, member) {
   if (m === 0) {
-    put(state, { ...group, finish: member });
+    put(state, { ...group, judgement: member });
     return;
   }
   const members = group.members.slice();
@@ -307,7 +307,7 @@ function end(state, event, fate) {
   move(state, event);
   state[fate] += 1;
   if (!group) return;
-  for (const member of [...group.members, group.finish]) {
+  for (const member of [...group.members, group.judgement]) {
     if (member?.state === "leased") claim(state, member.worker, -1);
   }
   state.groups.delete(number);
@@ -349,7 +349,7 @@ export function running(state) {
     group.members.forEach((member, m) => {
       if (member?.state === "leased") found.push({ group: group.group, member: m, v: group.v, ...member });
     });
-    if (group.finish?.state === "leased") found.push({ group: group.group, member: 0, v: group.v, ...group.finish });
+    if (group.judgement?.state === "leased") found.push({ group: group.group, member: 0, v: group.v, ...group.judgement });
   }
   return found.sort((a, b) => a.since - b.since);
 }

@@ -127,7 +127,7 @@ def _events(reply: Any) -> list[Event]:
 
 
 def _slot_status(place: tuple[int, int, str, str], record: GroupRecord, now: float) -> SlotStatus:
-    parts = [*record.members, *([record.finish] if record.finish else [])]
+    parts = [*record.members, *([record.judgement] if record.judgement else [])]
     states = [part.state for part in parts]
     return SlotStatus(
         buffer=place[0],

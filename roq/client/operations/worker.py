@@ -110,7 +110,7 @@ class WorkerOperations(Steps):
             raise Fenced(f"group {group} has left the run; drop this work")
         return [Trajectory.decode(payload) for payload in payloads]
 
-    def finish(
+    def judge(
         self, claim: Reservation, keep: bool, reason: str, advantages: Sequence[float] | None
     ) -> Operation[Completion]:
         # as text: the library keeps all digits of a number that it does not parse
@@ -119,7 +119,7 @@ class WorkerOperations(Steps):
         except (TypeError, ValueError) as error:
             raise Invalid(f"advantages must be numbers, one for each member: {error}") from None
         why = "" if keep else reason_text(reason)
-        return self._ask(f.FINISH, Completion, claim.group, claim.token, claim.worker, keep, why, given)
+        return self._ask(f.JUDGE, Completion, claim.group, claim.token, claim.worker, keep, why, given)
 
     def release(
         self, claim: Reservation, prefix: Prefix | None, reason: str, error: str | None

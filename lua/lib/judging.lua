@@ -56,15 +56,15 @@ function M.occupy(run, record)
   return { status = "occupied", buffer = buffer, slot = slot, ready = ready }
 end
 
--- Lease the post-processing of a group to the worker that completed it. Returns the reply: "finishing".
+-- Lease the post-processing of a group to the worker that completed it. Returns the reply: "judging".
 local function begin(run, record, worker)
   local _, buffer, slot = slots.find(run, record.group)
-  record.finish = { state = "pending", token = 0, attempt = 0, failures = 0 }
+  record.judgement = { state = "pending", token = 0, attempt = 0, failures = 0 }
   groups.issue(run, record, 0, worker)
   slots.reindex(run, record.group, record.v, buffer, slot)
   groups.write(run, record)
-  events.log(run, "finishing", { "group", record.group, "ordinal", record.ordinal, "worker", worker })
-  return { status = "finishing", finish = groups.claim(record, 0, buffer, slot) }
+  events.log(run, "judging", { "group", record.group, "ordinal", record.ordinal, "worker", worker })
+  return { status = "judging", judgement = groups.claim(record, 0, buffer, slot) }
 end
 
 -- A member is in and written into the record; go on with its group. Returns the reply.

@@ -1,4 +1,4 @@
-"""Post-processing of finished groups before they are placed (roq_finish)."""
+"""Post-processing of finished groups before they are placed (roq_judge)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def all_in(sched: Scheduler, worker: str = "w0", config: RunConfig = CONFIG) -> 
     first, second = claims[0], claims[-1]
     assert sched.complete(first, trajectory(0, 0.25)).status == "open"
     done = sched.complete(second, trajectory(0, 0.75))
-    assert done.status == "finishing"
-    assert done.finish is not None
-    assert (done.finish.member, done.finish.worker, done.finish.attempt) == (0, worker, 1)
+    assert done.status == "judging"
+    assert done.judgement is not None
+    assert (done.judgement.member, done.judgement.worker, done.judgement.attempt) == (0, worker, 1)
     assert sched.verify() == []
-    return done.finish
+    return done.judgement
 
 
 def test_it_is_placed_with_its_advantages(sched: Scheduler) -> None:
@@ -32,7 +32,7 @@ def test_it_is_placed_with_its_advantages(sched: Scheduler) -> None:
     assert sched.take("t0") is None
     assert [t.reward for t in sched.members(claim.group)] == [0.25, 0.75]
     third = 1 / 3
-    done = sched.finish(claim, advantages=[-third, third])
+    done = sched.judge(claim, advantages=[-third, third])
     assert (done.status, done.buffer, done.slot, done.ready) == ("occupied", 0, 1, 0)
     assert sched.verify() == []
     batch = sched.take("t0")
@@ -41,7 +41,7 @@ def test_it_is_placed_with_its_advantages(sched: Scheduler) -> None:
 
 
 def test_advantages_may_be_left_to_the_trainer(sched: Scheduler) -> None:
-    sched.finish(all_in(sched))
+    sched.judge(all_in(sched))
     batch = sched.take("t0")
     assert batch is not None
     assert [m.advantage for m in batch.groups[0].members] == [None, None]
@@ -49,11 +49,11 @@ def test_advantages_may_be_left_to_the_trainer(sched: Scheduler) -> None:
 
 def test_it_may_be_filtered(sched: Scheduler) -> None:
     claim = all_in(sched)
-    assert sched.finish(claim, keep=False, reason="dull").status == "filtered"
+    assert sched.judge(claim, keep=False, reason="dull").status == "filtered"
     assert sched.verify() == []
     assert sched.status().ledger.filtered == 1
     with pytest.raises(Fenced):
-        sched.finish(claim)
+        sched.judge(claim)
 
 
 def test_when_its_worker_dies_another_finishes_it(sched: Scheduler) -> None:
@@ -64,9 +64,9 @@ def test_when_its_worker_dies_another_finishes_it(sched: Scheduler) -> None:
     assert (claim.group, claim.member, claim.attempt) == (dead.group, 0, 2)
     assert claim.token > dead.token
     with pytest.raises(Fenced, match="superseded"):
-        sched.finish(dead)
+        sched.judge(dead)
     assert [(c.member, c.reason) for c in sched.renew("w0").cancelled] == [(0, "lease_expired")]
-    assert sched.finish(claim).status == "occupied"
+    assert sched.judge(claim).status == "occupied"
     assert sched.verify() == []
     assert sched.audit().problems == []
 
@@ -76,18 +76,18 @@ def test_weights_too_old_to_generate_will_do(sched: Scheduler) -> None:
     config = RunConfig(eta=0, batch_size=1, post_process="mine:judge")
     sched.create(config)
     (claim,) = sched.reserve("w0", 0, 1).reservations
-    finish = sched.complete(claim, trajectory(0)).finish
-    assert finish is not None
-    sched.finish(finish)
+    claim = sched.complete(claim, trajectory(0)).judgement
+    assert claim is not None
+    sched.judge(claim)
     sched.take("t0")
     sched.publish(1, "w/1", "t0")
     (claim,) = sched.reserve("w0", 1, 1).reservations
-    finish = sched.complete(claim, trajectory(1)).finish
-    assert finish is not None
-    sched.release(finish)
+    claim = sched.complete(claim, trajectory(1)).judgement
+    assert claim is not None
+    sched.release(claim)
     (again,) = sched.reserve("old", 0, 1).reservations
     assert again.member == 0
-    assert sched.finish(again).status == "occupied"
+    assert sched.judge(again).status == "occupied"
 
 
 def test_a_function_that_fails_for_good_buries_the_prompt(sched: Scheduler) -> None:
@@ -105,7 +105,7 @@ def test_a_drop_stops_it(sched: Scheduler) -> None:
     sched.drop(claim.group, "by hand")
     assert [(c.member, c.token) for c in sched.renew("w0").cancelled] == [(0, claim.token)]
     with pytest.raises(Fenced):
-        sched.finish(claim)
+        sched.judge(claim)
     assert sched.verify() == []
 
 
@@ -120,7 +120,7 @@ def test_the_rest_of_the_candidates_stop_before_it(sched: Scheduler) -> None:
     config = RunConfig(eta=1, batch_size=1, group_size=2, group_candidates=3, post_process="mine:judge")
     claim = all_in(sched, config=config)
     assert [(c.member, c.reason) for c in sched.renew("w0").cancelled] == [(2, "group_complete")]
-    assert sched.finish(claim, advantages=[-1, 1]).status == "occupied"
+    assert sched.judge(claim, advantages=[-1, 1]).status == "occupied"
     batch = sched.take("t0")
     assert batch is not None
     assert [(m.member, m.advantage) for m in batch.groups[0].members] == [(1, -1.0), (3, 1.0)]
@@ -139,16 +139,16 @@ def test_zero_variance_comes_first(sched: Scheduler) -> None:
 def test_advantages_that_cannot_be(sched: Scheduler, advantages: list[float]) -> None:
     claim = all_in(sched)
     with pytest.raises(Invalid):
-        sched.finish(claim, advantages=advantages)
-    assert sched.finish(claim).status == "occupied"  # nothing was done
+        sched.judge(claim, advantages=advantages)
+    assert sched.judge(claim).status == "occupied"  # nothing was done
 
 
 @pytest.mark.parametrize("advantages", [["x", 1], [None, 1], [[1.0], 2.0]], ids=str)
 def test_advantages_that_are_no_numbers(sched: Scheduler, advantages: list[Any]) -> None:
     claim = all_in(sched)
     with pytest.raises(Invalid, match="must be numbers"):
-        sched.finish(claim, advantages=advantages)
-    assert sched.finish(claim).status == "occupied"
+        sched.judge(claim, advantages=advantages)
+    assert sched.judge(claim).status == "occupied"
 
 
 @pytest.mark.parametrize("advantages", ["x", "3", '{"a":1}', "[null,1]", "[[1],2]", '["1e999","1"]'])
@@ -157,13 +157,13 @@ def test_advantages_typed_by_hand(sched: Scheduler, advantages: str) -> None:
     values = ("", str(claim.group), str(claim.token), claim.worker, "1", "", advantages)
     keys = list(sched._operations.keys.values())
     with pytest.raises(Exception, match="ROQ_INVALID"):
-        sched._driver.redis.execute_command("FCALL", "roq_finish", len(keys), *keys, *values)
-    assert sched.finish(claim).status == "occupied"
+        sched._driver.redis.execute_command("FCALL", "roq_judge", len(keys), *keys, *values)
+    assert sched.judge(claim).status == "occupied"
 
 
 def test_it_is_no_trajectory(sched: Scheduler) -> None:
     claim = all_in(sched)
-    with pytest.raises(Invalid, match="hand it in with finish"):
+    with pytest.raises(Invalid, match="hand it in with judge"):
         sched.complete(claim, trajectory(0))
     with pytest.raises(Invalid, match="no tokens to keep"):
         sched.save_prefix(claim, Prefix([1], [-1.0], [(0, 1)]))
@@ -171,7 +171,7 @@ def test_it_is_no_trajectory(sched: Scheduler) -> None:
         sched.release(claim, Prefix([1], [-1.0], [(0, 1)]))
     with pytest.raises(NotReady):
         sched.filter(claim.group, "it is not placed yet")
-    assert sched.finish(claim).status == "occupied"
+    assert sched.judge(claim).status == "occupied"
 
 
 def test_members_of_a_group_that_is_gone(sched: Scheduler) -> None:

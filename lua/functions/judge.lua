@@ -1,5 +1,5 @@
 --[[
-roq_finish: the post-processing of a group is done (post_process). It takes its final kind of place, or
+roq_judge: the post-processing of a group is done (post_process). It takes its final kind of place, or
 leaves the run when it was found to be of no use.
 
 Arguments:
@@ -25,7 +25,7 @@ local function read_advantages(record, given)
     return nil
   end
   local ok, values = pcall(text.object, given)
-  local count = finishing.complete_members(record)
+  local count = judging.complete_members(record)
   if not ok or type(values) ~= "table" or #values ~= count then
     refuse.with("INVALID", "group %d needs one advantage for each of its %d members", record.group, count)
   end
@@ -39,7 +39,7 @@ local function read_advantages(record, given)
 end
 
 transition.define({
-  name = "finish",
+  name = "judge",
   arguments = {
     "request:text",
     "group:integer",
@@ -63,6 +63,6 @@ transition.define({
     if run.config.max_inflight then
       events.signal(run, "inflight")
     end
-    return finishing.occupy(run, record)
+    return judging.occupy(run, record)
   end,
 })
