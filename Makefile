@@ -44,7 +44,7 @@ chaos: SEED ?= 7
 chaos: MINUTES ?= 10
 chaos:  ## kill, freeze and stop every kind of process; SEED=7 MINUTES=10
 	@scripts/setup --tests
-	@$(PYTHON_ENV) -m tests.chaos.driver --seed $(SEED) --minutes $(MINUTES)
+	@$(PYTHON_ENV) -m tests.system.chaos.driver --seed $(SEED) --minutes $(MINUTES)
 
 search: DEPTH ?= 6
 search:  ## every interleaving of calls on a small run, on an embedded server; DEPTH=6

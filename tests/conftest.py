@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import importlib.resources
+import json
 import os
 import shutil
+import struct
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from roq import Scheduler
+from roq import RunConfig, Scheduler
+from roq.processes import finish, read_records
+from roq.run.embedded_server import EmbeddedServer
+from roq.run.supervisor import running_supervisor
+from tests.protocol.play import Named
+
+ROOT = Path(__file__).resolve().parents[1]
 
 KINDS = ("valkey", "redis")
 
@@ -98,3 +109,120 @@ def sched(server: Server) -> Iterator[Scheduler]:
     """A client of a run that is not created yet."""
     with Scheduler(server.url, "test", retry_s=5) as client:
         yield client
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a path short enough for a socket; what was started in its run folder is ended."""
+    path = Path(tempfile.mkdtemp(prefix="roqt"))
+    yield path
+    run = path / "run"
+    if (up := running_supervisor(run)) is not None:
+        finish(up)
+    for record in read_records(run / "pids.json").values():
+        finish(record)
+    for server in (EmbeddedServer(run), EmbeddedServer(path / "server")):
+        server.kill()
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def url(folder: Path) -> str:
+    """A real server of its own."""
+    server = EmbeddedServer(folder / "server")
+    server.start()
+    return server.url
+
+
+def make_model(path: Path, head_dim: int = 32) -> Path:
+    """A model folder that looks whole: the tests here never load it."""
+    path.mkdir(exist_ok=True)
+    (path / "tokenizer.json").write_text("{}")
+    (path / "config.json").write_text(json.dumps({"hidden_size": 64, "head_dim": head_dim}))
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    return path
+
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def job(folder: Path) -> Write:
+    """Write a job file, its model and its prompts; ``protocol__eta=2`` replaces a value."""
+    make_model(folder / "model")
+    rows = [{"prompt": f"{i} + {i} =", "answer": str(2 * i)} for i in range(8)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def write(name: str = "job.toml", **changes: Any) -> Path:
+        table: dict[str, dict[str, Any]] = {
+            "run": {"name": "demo", "dir": "run"},
+            "protocol": {
+                "eta": 1,
+                "batch_size": 2,
+                "group_size": 2,
+                "total_steps": 6,
+                "epochs": 20,
+                "lease_s": 5.0,
+            },
+            "model": {"path": "model"},
+            "data": {"file": "prompts.jsonl"},
+            "reward": {"function": "roq.rewards:exact_match"},
+            "rollout": {"workers": 2, "drain_s": 2.0},
+        }
+        for key, value in changes.items():
+            section, _, field = key.partition("__")
+            table.setdefault(section, {})[field] = value
+        text = "".join(
+            f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
+            for section, fields in table.items()
+        )
+        path = folder / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+Done = subprocess.CompletedProcess
+
+
+def environment() -> dict[str, str]:
+    paths = [str(ROOT), str(ROOT / "workers"), str(ROOT / "trainer")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "error"}
+
+
+@pytest.fixture
+def roq() -> Callable[..., Done[str]]:
+    """The command line in a process of its own: ``roq("status", job_file, "--json")``."""
+
+    def run(*arguments: object, timeout: float = 60, **env: str) -> Done[str]:
+        code = "from roq.cli import main; main(prog_name='roq')"
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, env=environment() | env, check=False
+        )
+
+    return run
+
+
+FIGURES = {"reward/mean": 0.5, "staleness/mean": 0.25, "staleness/max": 1, "tokens/response": 2048}
+
+
+@pytest.fixture
+def example(url: str) -> Iterator[Named]:
+    """The worked example of the protocol after step 9: G and H and others wait in buffers 1 and 2."""
+    with Scheduler(url, "demo") as sched:
+        run = Named(sched, RunConfig(eta=1, batch_size=4, total_steps=9))
+        sched.renew("w0", 0, {"tokens_per_s": 12, "doing": "generating"})
+        run.admit(0, 6)
+        for name in "ADCE":
+            run.complete(name)
+            run.admit(0, 1)
+        run.take()
+        run.complete("F")
+        run.complete("G")
+        sched.publish(1, "weights/1", "t0", FIGURES)
+        run.admit(1, 4)
+        run.complete("J")
+        yield run

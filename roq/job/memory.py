@@ -1,4 +1,4 @@
-"""How much memory a run needs in Redis. Measured: tests/security/test_sizing.py, docs/operations.md."""
+"""How much memory a run needs in Redis. Measured: tests/job/test_memory.py, docs/operations.md."""
 
 from __future__ import annotations
 

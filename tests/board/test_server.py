@@ -23,7 +23,7 @@ from roq.events.follow import read_events
 from tests.board.conftest import Board, await_picture, await_position
 from tests.conftest import Server
 from tests.protocol.play import Named
-from tests.security.conftest import make_users, url_of
+from tests.users import make_users, url_of
 
 Open = Callable[..., Page]
 Start = Callable[..., Board]

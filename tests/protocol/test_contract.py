@@ -123,7 +123,8 @@ def test_a_transition_has_one_name_from_the_lua_to_the_test(name: str) -> None:
     """``version`` is the drivers' own: it is asked for before the first call."""
     assert hasattr(Operations, name)
     assert name in PUBLIC
-    tests = [path.read_text() for path in Path(__file__).parent.glob("test_*.py")]
+    folders = (Path(__file__).parent, Path(__file__).parents[1] / "client")
+    tests = [path.read_text() for folder in folders for path in folder.glob("test_*.py")]
     assert any(f".{name}(" in text for text in tests)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from roq import Scheduler
 from roq.admin.acl import setuser_commands
@@ -23,18 +21,3 @@ def make_users(server: Server, folder: Path, *runs: str) -> None:
 
 def url_of(server: Server, folder: Path, role: str) -> str:
     return f"{server.url}?username=roq-{role}&password_file={folder / role}"
-
-
-@pytest.fixture
-def acting_as(server: Server, tmp_path: Path) -> Iterator[As]:
-    """Clients of the run "test" under a role: ``acting_as("worker")``."""
-    make_users(server, tmp_path)
-    made: list[Scheduler] = []
-
-    def client(role: str, run: str = "test") -> Scheduler:
-        made.append(Scheduler(url_of(server, tmp_path, role), run, retry_s=5))
-        return made[-1]
-
-    yield client
-    for one in made:
-        one.close()

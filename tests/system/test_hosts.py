@@ -21,9 +21,9 @@ import pytest
 
 from roq import Scheduler
 from roq.protocol.functions import ROLES
-from tests.cli.conftest import environment
-from tests.e2e.conftest import JOB, until
-from tests.network import ADDRESS, Deployment, Network, network
+from tests.conftest import environment
+from tests.system.conftest import JOB, until
+from tests.system.network import ADDRESS, Deployment, Network, network
 
 __all__ = ["network"]
 

@@ -16,7 +16,7 @@ import pytest
 from roq import Scheduler
 from roq.processes import read_records
 from roq.run.embedded_server import EmbeddedServer
-from tests.e2e.conftest import JOB, until
+from tests.system.conftest import JOB, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -36,11 +36,10 @@ from roq.cli import main
 from roq.protocol import library
 from roq.protocol.functions import FUNCTIONS, ROLES, role_functions
 from roq.protocol.keys import keys_of
-from tests.cli.conftest import folder, job  # noqa: F401 - fixtures
+from tests.admin.dice import DICE, Dice, attempt
 from tests.conftest import Server
 from tests.protocol.play import trajectory
-from tests.security.conftest import As, make_users, url_of
-from tests.security.dice import DICE, Dice, attempt
+from tests.users import As, make_users, url_of
 
 CONFIG = RunConfig(eta=1, batch_size=2)
 
@@ -281,8 +280,8 @@ def test_a_command_names_the_role_that_it_needs(
     server: Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    job: Callable[..., Path],  # noqa: F811
-    folder: Path,  # noqa: F811
+    job: Callable[..., Path],
+    folder: Path,
 ) -> None:
     monkeypatch.chdir(folder)
     make_users(server, tmp_path, "test", "gone", "new")

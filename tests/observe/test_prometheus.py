@@ -21,7 +21,7 @@ from roq.events.fields import EVENTS
 from roq.observe.prometheus.metrics import METRICS
 from roq.protocol import library
 from roq.run.embedded_server import EmbeddedServer
-from tests.cli.conftest import environment
+from tests.conftest import environment
 from tests.protocol.play import Named, trajectory
 
 Scrape = Callable[[], list[Any]]

@@ -12,8 +12,14 @@ def test_make_test_runs_every_folder_of_tests() -> None:
     """The list is explicit for its order, fast first; a folder missing from it would never run."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     listed = settings["pytest"]["ini_options"]["testpaths"]
-    there = {str(file.parent.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py")}
-    assert there <= set(listed)
+    folder = ROOT / "tests"
+    there = {f"tests/{file.relative_to(folder).parts[0]}" for file in folder.rglob("test_*.py")}
+    assert there == set(listed)
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
 
 
 def test_the_lock_leaves_out_what_breaks_the_cpu_environment() -> None:

@@ -1,6 +1,6 @@
 """The compose file with a real Docker engine: the main job, workers that come and go, Redis killed.
 
-    ROQ_DOCKER=1 pytest tests/deploy/test_compose_run.py -s
+    ROQ_DOCKER=1 pytest tests/system/test_compose_run.py -s
 
 Opt-in: it needs a Docker engine (one is started if none runs; then as root), a few GB of disk, and about ten
 minutes the first time. Without an image registry it also needs debootstrap.
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docker_engine import STAND_INS, Docker, docker_engine, wheels
+
+from tests.system.docker_engine import STAND_INS, Docker, docker_engine, wheels
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -20,7 +20,7 @@ from roq.config import Rollout
 from roq.weights import transfer
 from roq_worker.engine import Engine, EngineError
 from roq_worker.model_folder import WeightsError
-from tests.worker.test_engine import PROMPT, collect, largest_difference, reference, swap_midway
+from tests.workers.test_engine import PROMPT, collect, largest_difference, reference, swap_midway
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

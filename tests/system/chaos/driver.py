@@ -1,7 +1,7 @@
 """Chaos: many light workers, a trainer with real checkpoints and a real server, while every kind of process
 is killed, frozen and stopped at random. At the end every issued prompt must be accounted for exactly once.
 
-    python -m tests.chaos.driver --seed 7 --minutes 10
+    python -m tests.system.chaos.driver --seed 7 --minutes 10
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import redis
 from roq import RunConfig, Scheduler, UnknownWorker
 from roq.protocol.keys import keys_of
 from roq.run.embedded_server import EmbeddedServer
-from tests.chaos.worker import LEASE_S
+from tests.system.chaos.worker import LEASE_S
 
 __all__ = ["Outcome", "chaos"]
 
@@ -84,7 +84,7 @@ class _Cast:
         log = self.folder / f"{module}-{self.started:04d}.log"
         with log.open("w") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", f"tests.chaos.{module}", self.server.url, RUN, *arguments],
+                [sys.executable, "-m", f"tests.system.chaos.{module}", self.server.url, RUN, *arguments],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -21,18 +21,17 @@ from roq import (
     Scheduler,
     UnknownRun,
     UnsuitableServer,
-    _backup_file,
-    backup,
 )
+from roq.admin import backup, backup_file
 from roq.admin.backup import export_run, import_run, read_header
 from roq.admin.importable import STATE
 from roq.cli import main
 from roq.protocol import library
 from roq.protocol.keys import KINDS, keys_of
+from tests.admin.dice import DICE, Dice
 from tests.conftest import Server
 from tests.protocol.play import expire, trajectory
-from tests.security.conftest import make_users, url_of
-from tests.security.dice import DICE, Dice
+from tests.users import make_users, url_of
 
 Get = Callable[[str], Server]
 
@@ -110,18 +109,18 @@ def test_while_the_run_goes_on(server: Server, tmp_path: Path, monkeypatch: pyte
             sched.checkpointed(version + 1, "t0")
 
         step(0)
-        add, version, tries = _backup_file.Writer.add, 1, 0
+        add, version, tries = backup_file.Writer.add, 1, 0
 
         def add_and_train(writer: Any, frame: Any) -> None:
             nonlocal version, tries
             add(writer, frame)
-            if isinstance(frame, _backup_file.Header):
+            if isinstance(frame, backup_file.Header):
                 tries += 1
                 if tries < 3:
                     step(version)
                     version += 1
 
-        monkeypatch.setattr(_backup_file.Writer, "add", add_and_train)
+        monkeypatch.setattr(backup_file.Writer, "add", add_and_train)
         done = export_run(server.url, "test", tmp_path / "run.roq")
         assert (tries, done.version) == (3, version)
         monkeypatch.setattr(backup, "_TRIES", 2)
@@ -298,7 +297,7 @@ def framed(*frames: Any) -> bytes:
 
 def whole(*frames: Any) -> bytes:
     data = framed(*frames)
-    return data + framed(_backup_file.End(hashlib.sha256(data).hexdigest()))
+    return data + framed(backup_file.End(hashlib.sha256(data).hexdigest()))
 
 
 def nested(depth: int) -> bytes:
@@ -306,7 +305,7 @@ def nested(depth: int) -> bytes:
     return start + b"\x91" * depth + b"\xc0"
 
 
-HEADER = _backup_file.Header(roq_export=1, run="made", library="1 0123456789ab", version=0, at=0.0)
+HEADER = backup_file.Header(roq_export=1, run="made", library="1 0123456789ab", version=0, at=0.0)
 BAD_PARTS: list[tuple[str, list[Any]]] = [
     ("slots", [1, 2]),
     ("slots", [[b"a"]]),
@@ -346,14 +345,14 @@ def frames(server: Server, tmp_path: Path) -> list[Any]:
     some_run(server, 30)
     export_run(server.url, "test", tmp_path / "good.roq")
     server.redis.flushall()
-    parts = list(_backup_file.parts(tmp_path / "good.roq"))
+    parts = list(backup_file.parts(tmp_path / "good.roq"))
     return [read_header(tmp_path / "good.roq"), *parts]
 
 
 def test_parts_that_no_run_has(server: Server, frames: list[Any], tmp_path: Path) -> None:
     file = tmp_path / "made.roq"
     for key, items in BAD_PARTS:
-        file.write_bytes(whole(*frames, _backup_file.Part(key, items)))
+        file.write_bytes(whole(*frames, backup_file.Part(key, items)))
         with pytest.raises(ConfigError, match=r"made\.roq"):
             import_run(server.url, file)
         assert server.redis.dbsize() == 0, (key, items)
@@ -366,7 +365,7 @@ def test_parts_that_no_run_has(server: Server, frames: list[Any], tmp_path: Path
     for key, fields in needed.items():
         (part,) = (part for part in frames if getattr(part, "key", "") == key)
         for field in fields:
-            less = _backup_file.Part(key, [item for item in part.items if item[0] != field.encode()])
+            less = backup_file.Part(key, [item for item in part.items if item[0] != field.encode()])
             file.write_bytes(whole(*(less if frame is part else frame for frame in frames)))
             with pytest.raises(ConfigError, match="holds no run that could go on"):
                 import_run(server.url, file)

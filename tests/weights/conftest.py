@@ -8,11 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # docker_engine
 
 BUCKET = "roq-weights"
 

@@ -19,8 +19,7 @@ import trustme
 from roq import Scheduler
 from roq.admin.acl import acl_file
 from roq.protocol.functions import ROLES
-from tests.cli.conftest import environment
-from tests.conftest import server_binary
+from tests.conftest import environment, server_binary
 from tests.waiting import eventually
 
 ADDRESS = {

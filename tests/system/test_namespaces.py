@@ -1,7 +1,7 @@
 """Two workers, a trainer and Redis, each in a network namespace with its own address, joined by a bridge.
 
 One worker's link goes down for longer than its lease and comes back. The workers and the trainer are those of
-the chaos driver: the real protocol, without engines. With engines: tests/e2e/test_hosts.py.
+the chaos driver: the real protocol, without engines. With engines: tests/system/test_hosts.py.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import pytest
 
 from roq import RunConfig
 from roq.protocol.functions import ROLES
-from tests.chaos.worker import LEASE_S
-from tests.network import ADDRESS, Deployment, Network, network
+from tests.system.chaos.worker import LEASE_S
+from tests.system.network import ADDRESS, Deployment, Network, network
 from tests.waiting import eventually
 
 __all__ = ["network"]
 
 CONFIG = RunConfig(eta=2, batch_size=8, group_size=2, lease_s=LEASE_S, max_attempts=50, event_log=1_000_000)
-CHAOS = Path(__file__).parents[1] / "chaos"
+CHAOS = Path(__file__).parent / "chaos"
 
 
 class Players(Deployment):

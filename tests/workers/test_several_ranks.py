@@ -14,9 +14,9 @@ import pytest
 
 from roq.config import Rollout
 from roq_worker.engine import Engine
-from tests.cli.conftest import environment
-from tests.worker.test_engine import PROMPT, largest_difference, reference, swap_midway
-from tests.worker.test_transfer import Process, breaking_sender, holds
+from tests.conftest import environment
+from tests.workers.test_engine import PROMPT, largest_difference, reference, swap_midway
+from tests.workers.test_transfer import Process, breaking_sender, holds
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from roq.cli import main
 from roq.events.archive import read_archive
 from roq.events.follow import read_events
-from tests.cli.conftest import environment
+from tests.conftest import environment
 from tests.protocol.play import Named
 
 Roq = Callable[..., Result]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.driver import chaos
-from tests.chaos.worker import LEASE_S
+from tests.system.chaos.driver import chaos
+from tests.system.chaos.worker import LEASE_S
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import roq.observe.timeline
 import roq.text
 from roq.events.fields import EVENTS
 from roq.observe.prometheus.metrics import METRICS
-from tests.cli.conftest import environment
+from tests.conftest import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "deploy/grafana/dashboards/roq.json"
@@ -48,7 +48,11 @@ def test_every_event_is_documented() -> None:
 
 def test_examples_in_docstrings() -> None:
     for module in (
-        roq.text, roq.observe.display, roq.events.event, roq.observe.figures, roq.observe.timeline,
+        roq.text,
+        roq.observe.display,
+        roq.events.event,
+        roq.observe.figures,
+        roq.observe.timeline,
     ):
         done = doctest.testmod(module)
         assert done.attempted

@@ -27,10 +27,9 @@ from roq.protocol import library
 from roq.run.embedded_server import EmbeddedServer
 from roq.types import WeightsRef
 from roq.weights import weight_store
-from tests.cli.conftest import folder, job  # noqa: F401 - fixtures
 from tests.conftest import KINDS, Server
 from tests.protocol.play import expire, trajectory
-from tests.security.conftest import make_users, url_of
+from tests.users import make_users, url_of
 
 Job = Callable[..., Path]
 CONFIG = RunConfig(eta=1, batch_size=2, prompts=50)
@@ -123,9 +122,7 @@ def test_what_is_wrong_with_a_server(server: Server) -> None:
     assert "not loaded" in line("library").text
     client.function_load(library.source().replace(f'"{library.version()}"', '"99 0123456789ab"'))
     assert (line("library").state, "upgrade roq here" in line("library").text) == ("failed", True)
-    client.function_load(
-        library.source().replace(f'"{library.version()}"', '"0 0123456789ab"'), replace=True
-    )
+    client.function_load(library.source().replace(f'"{library.version()}"', '"0 0123456789ab"'), replace=True)
     assert "older than this client's" in line("library").text
     revision = library.version().split()[0]
     other = library.source().replace(f'"{library.version()}"', f'"{revision} 0123456789ab"')
@@ -235,7 +232,7 @@ def test_what_is_wrong_with_a_run(server: Server, tmp_path: Path, monkeypatch: p
         assert (line("run").state, "breaks" in line("run").text) == ("failed", True)
 
 
-def test_before_a_run(job: Job, folder: Path, durable: Server) -> None:  # noqa: F811
+def test_before_a_run(job: Job, folder: Path, durable: Server) -> None:
     """From a job file: the model, the folder, and whether the server has the memory."""
     file = job(redis__url=durable.url, protocol__batch_size=256, rollout__max_tokens=30_000)
 
@@ -266,7 +263,7 @@ def test_before_a_run(job: Job, folder: Path, durable: Server) -> None:  # noqa:
     assert other.exit_code == 1, "options outrank the file"
 
 
-def test_an_object_store(job: Job, folder: Path, durable: Server, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_an_object_store(job: Job, folder: Path, durable: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written to, and the newest version looked at; by fsspec's own local store."""
     monkeypatch.setattr("roq.weights.remote.ATTEMPTS", 1)
     there = f"file://{folder}/objects"
@@ -292,7 +289,7 @@ def test_an_object_store(job: Job, folder: Path, durable: Server, monkeypatch: p
     assert lines["store"].state == "failed"
 
 
-def test_a_store_in_another_folder(job: Job, folder: Path, durable: Server) -> None:  # noqa: F811
+def test_a_store_in_another_folder(job: Job, folder: Path, durable: Server) -> None:
     loaded = load_job(job(redis__url=durable.url, run__weights=str(folder / "shared" / "weights")))
     lines = {line.name: line for line in examine(durable.url, None, loaded)}
     assert lines["store"].state == "ok"
@@ -302,7 +299,7 @@ def test_a_store_in_another_folder(job: Job, folder: Path, durable: Server) -> N
     assert lines["store"].state == "failed"
 
 
-def test_a_run_with_its_own_server(job: Job, folder: Path) -> None:  # noqa: F811
+def test_a_run_with_its_own_server(job: Job, folder: Path) -> None:
     file = job()
     done = CliRunner().invoke(main, ["doctor", str(file)])
     assert done.exit_code == 0, done.output
@@ -344,7 +341,7 @@ def answering() -> Iterator[str]:
         thread.join()
 
 
-def test_weights_that_are_sent(tmp_path: Path, job: Job) -> None:  # noqa: F811
+def test_weights_that_are_sent(tmp_path: Path, job: Job) -> None:
     loaded = load_job(job(run__transfer="gloo"))
     here, there = tmp_path / "v00000001-0a1b2c3d", "/nowhere/v00000001-0a1b2c3d"
     here.mkdir()
