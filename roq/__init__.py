@@ -23,7 +23,7 @@ from roq.errors import (
     UnknownWorker,
     UnsuitableServer,
 )
-from roq.trajectory import Prefix, Trajectory
+from roq.trajectory import Response, Trajectory
 from roq.types import (
     Batch,
     BatchGroup,
@@ -51,10 +51,10 @@ __all__ = [
     "Job",
     "NotAllowed",
     "NotReady",
-    "Prefix",
     "Refused",
     "Renewal",
     "Reservation",
+    "Response",
     "RewardError",
     "RoqError",
     "RunConfig",

@@ -1,103 +1,179 @@
-"""What a worker hands in and the trainer reads: the tokens of one response and how they came to be.
+"""A response and how it came to be: what a worker hands in and the trainer reads.
 
-Kept free of numpy so that the core installs without it. ``numpy.frombuffer(t.tokens, "int32")`` and
-``torch.frombuffer`` read the fields without a copy.
+The fields of a payload are declared once, as the fields of :class:`Response` and :class:`Trajectory`;
+encoding, decoding and the checks follow from their types. A reader ignores fields that it does not know, and
+a payload without a field gets the field's default, so a new field needs one.
+
+Values are checked where they are made. Decoding checks only that the fields fit together.
+
+Free of numpy, so that the core installs without it. ``torch.frombuffer(t.tokens, dtype=torch.int32)`` and
+``numpy.frombuffer(t.tokens, "int32")`` read a column without a copy.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_type_hints
 
 import msgspec
 
 from roq.errors import InvalidTrajectory
 
-__all__ = ["Prefix", "Trajectory"]
+__all__ = ["Column", "LogProbs", "PromptIds", "Response", "TokenIds", "Trajectory"]
 
-_FORMAT = 1
+T = TypeVar("T", int, float)
 _LARGEST = 2**53  # the library's numbers are doubles
 
 
-def _int32(name: str, values: Iterable[int]) -> array[int]:
-    try:
-        ids = array("i", values)
-    except (TypeError, OverflowError, ValueError) as error:
-        raise InvalidTrajectory(f"{name} must be token ids that fit int32: {error}") from None
-    if ids and min(ids) < 0:
-        raise InvalidTrajectory(f"{name} hold {min(ids)}; token ids are not negative")
-    return ids
+if TYPE_CHECKING:
+    _Array = array
+else:
+
+    class _Array(array):
+        __class_getitem__ = classmethod(GenericAlias)  # array itself has none before Python 3.12
 
 
-def _float32(name: str, values: Iterable[float]) -> array[float]:
-    try:
-        return array("f", values)
-    except (TypeError, OverflowError, ValueError) as error:
-        raise InvalidTrajectory(f"{name} must be floats: {error}") from None
+class Column(_Array[T]):
+    """A field that is an array of little-endian numbers, one for each token.
+
+    A subclass names their type and says which values are legal. ``fill`` is the value of every token where
+    the field is missing; None where it may not be.
+    """
+
+    dtype: ClassVar[str]  # a type code of the module array
+    per_token: ClassVar[bool] = True  # of the response; False for a column with a length of its own
+    fill: ClassVar[float | None] = None
+
+    def __new__(cls, values: Iterable[T] = ()) -> Self:
+        """Make a column of checked values.
+
+        Raises:
+            InvalidTrajectory: a value is of another type, or not legal.
+        """
+        try:
+            column = super().__new__(cls, cls.dtype, values)
+        except (TypeError, OverflowError, ValueError) as error:
+            raise InvalidTrajectory(f"{cls.__name__} do not fit the type {cls.dtype!r}: {error}") from None
+        column.check()
+        return column
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Self:
+        """The column that ``data`` holds, its values unchecked."""
+        column = super().__new__(cls, cls.dtype)
+        column.frombytes(data)
+        return column
+
+    def check(self) -> None:
+        """Raise InvalidTrajectory for a value that is not legal. Runs at C speed: responses are long."""
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        return self.of_bytes, (self.tobytes(),)
 
 
-class _PrefixFields(msgspec.Struct):
-    format: Literal[1]
-    tokens: bytes
-    logprobs: bytes
-    segments: list[tuple[int, int]]
+class TokenIds(Column[int]):
+    """int32; not negative."""
+
+    dtype = "i"
+
+    def check(self) -> None:
+        if not self.tobytes()[3::4].isascii():  # the sign bits
+            raise InvalidTrajectory(f"a token id is {min(self)}; token ids are not negative")
 
 
-class _TrajectoryFields(_PrefixFields):
-    prompt: bytes
-    reward: float
-    finish_reason: str
+class PromptIds(TokenIds):
+    """As many as the prompt has."""
+
+    per_token = False
 
 
-class Prefix:
-    """The part of a response that exists so far.
+class LogProbs(Column[float]):
+    """float32, in nats; finite, and at most 0 up to rounding."""
+
+    dtype = "f"
+    # Highest bytes (the sign and most of the exponent) of numbers that are certainly finite and below 5e-4.
+    _legal = bytes([*range(0x3A), *range(0x80, 0xFF)])
+
+    def check(self) -> None:
+        if self.tobytes()[3::4].translate(None, self._legal):
+            bad = next((i for i, p in enumerate(self) if not -math.inf < p <= 1e-3), None)
+            if bad is not None:
+                raise InvalidTrajectory(f"log-prob {bad} is {self[bad]}; log-probs are finite and at most 0")
+
+
+@dataclass(init=False, repr=False)
+class Response:
+    """The tokens of a response, or of the part of it that exists so far.
 
     Attributes:
-        tokens: response token ids, ``array('i')`` (int32), shape [T].
+        tokens: token ids, int32, shape [T].
         logprobs: log-probability of each token under the weights that sampled it, in nats, after
-            temperature, as the engine reported it; ``array('f')`` (float32), shape [T].
+            temperature, as the engine reported it; float32, shape [T].
         segments: ``(version, count)`` spans in order; versions never fall, counts add up to T.
 
     Raises:
         InvalidTrajectory: when the fields do not fit together.
     """
 
-    __slots__ = ("logprobs", "segments", "tokens")
+    tokens: TokenIds
+    logprobs: LogProbs
+    segments: list[tuple[int, int]]
 
     def __init__(
         self,
         tokens: Iterable[int] = (),
         logprobs: Iterable[float] = (),
-        segments: Sequence[tuple[int, int]] = (),
+        segments: Iterable[tuple[int, int]] = (),
+        **more: Iterable[float],
     ) -> None:
-        self.tokens = _int32("tokens", tokens)
-        self.logprobs = _float32("logprobs", logprobs)
+        given: dict[str, Iterable[float]] = {"tokens": tokens, "logprobs": logprobs, **more}
+        for name, column in _columns(type(self)).items():
+            setattr(self, name, column(given.pop(name, ())))
+        if given:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(given)}")
         try:
-            self.segments: list[tuple[int, int]] = [(int(v), int(n)) for v, n in segments]
+            self.segments = [(int(version), int(count)) for version, count in segments]
         except (TypeError, ValueError) as error:
             raise InvalidTrajectory(f"segments must be (version, count) pairs: {error}") from None
-        self._check()
+        self.__post_init__()
 
-    def _check(self) -> None:
-        if len(self.tokens) != len(self.logprobs):
-            raise InvalidTrajectory(
-                f"{len(self.tokens)} tokens but {len(self.logprobs)} log-probs; each token needs one"
-            )
-        bad = next((i for i, p in enumerate(self.logprobs) if not p <= 1e-3 or math.isinf(p)), None)
-        if bad is not None:
-            raise InvalidTrajectory(
-                f"log-prob {bad} is {self.logprobs[bad]}; log-probs are finite and at most 0"
-            )
+    def __post_init__(self) -> None:
+        """Check that the fields fit together; decoding does this too."""
+        length = len(self.tokens)
+        for name, kind in _columns(type(self)).items():
+            column: Column[Any] = getattr(self, name)
+            if kind.fill is not None and not column:
+                column.extend(array(kind.dtype, [kind.fill]) * length)
+            if len(column) != length:
+                raise InvalidTrajectory(f"{length} tokens but {len(column)} {name}; each token needs one")
         if any(count <= 0 or not 0 <= version < _LARGEST for version, count in self.segments):
             raise InvalidTrajectory(f"segments {self.segments} hold an impossible version or an empty span")
         versions = [version for version, _ in self.segments]
         if versions != sorted(versions):
             raise InvalidTrajectory(f"segment versions {versions} fall; weights versions only rise")
         total = sum(count for _, count in self.segments)
-        if total != len(self.tokens):
-            raise InvalidTrajectory(f"segments cover {total} tokens but there are {len(self.tokens)}")
+        if total != length:
+            raise InvalidTrajectory(f"segments cover {total} tokens but there are {length}")
+
+    def extend(self, more: Response) -> None:
+        """Append what was generated next; neighbouring spans of one version become one.
+
+        Raises:
+            InvalidTrajectory: ``more`` is of an older version than what is here.
+        """
+        if self.segments and more.segments and more.segments[0][0] < self.segments[-1][0]:
+            raise InvalidTrajectory(f"version {more.segments[0][0]} follows version {self.segments[-1][0]}")
+        for name in _columns(type(self)):
+            getattr(self, name).extend(getattr(more, name))
+        for version, count in more.segments:
+            if self.segments and self.segments[-1][0] == version:
+                count += self.segments.pop()[1]
+            self.segments.append((version, count))
 
     @property
     def oldest_version(self) -> int | None:
@@ -109,78 +185,68 @@ class Prefix:
         """The newest weights version in it; None while it is empty."""
         return self.segments[-1][0] if self.segments else None
 
-    def _fields(self) -> dict[str, Any]:
-        return {
-            "format": _FORMAT,
-            "tokens": self.tokens.tobytes(),
-            "logprobs": self.logprobs.tobytes(),
-            "segments": self.segments,
-        }
-
     def encode(self) -> bytes:
-        """As msgpack; arrays are little-endian bytes."""
-        return msgspec.msgpack.encode(self._fields())
+        """As a msgpack map of the fields; columns are little-endian bytes."""
+        return _encoder.encode(self)
 
     @classmethod
-    def decode(cls, data: bytes) -> Prefix:
+    def decode(cls, data: bytes | memoryview) -> Self:
         """The inverse of :meth:`encode`.
 
         Raises:
             InvalidTrajectory: ``data`` is something else.
         """
         try:
-            fields = msgspec.msgpack.decode(data, type=_PrefixFields)
-            return cls(array("i", fields.tokens), array("f", fields.logprobs), fields.segments)
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise InvalidTrajectory(f"this is no encoded prefix: {error}") from None
+            return _decoder(cls).decode(data)
+        except msgspec.MsgspecError as error:
+            raise InvalidTrajectory(f"not an encoded {cls.__name__.lower()}: {error}") from None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Prefix) and self._fields() == other._fields()
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.tokens)} tokens, segments={self.segments})"
+        return f"{type(self).__name__}({len(self)} tokens, segments={self.segments})"
 
 
-class Trajectory(Prefix):
+@dataclass(init=False, repr=False)
+class Trajectory(Response):
     """One finished response to one prompt.
 
     Attributes:
-        prompt: prompt token ids, ``array('i')`` (int32), shape [P]; never empty.
+        prompt: prompt token ids, int32, shape [P]; never empty.
         reward: the scalar reward; finite.
         finish_reason: why generation ended: ``"stop"`` or ``"length"``.
 
-    The other attributes are those of :class:`Prefix`; ``tokens`` holds the response only.
+    The other attributes are those of :class:`Response`; ``tokens`` holds the response only.
 
     Raises:
         InvalidTrajectory: when the fields do not fit together.
     """
 
-    __slots__ = ("finish_reason", "prompt", "reward")
+    prompt: PromptIds
+    reward: float
+    finish_reason: str = "stop"
 
     def __init__(
         self,
         prompt: Iterable[int],
         tokens: Iterable[int],
         logprobs: Iterable[float],
-        segments: Sequence[tuple[int, int]],
+        segments: Iterable[tuple[int, int]],
         reward: float,
         finish_reason: str = "stop",
+        **more: Iterable[float],
     ) -> None:
-        self.prompt = _int32("prompt", prompt)
+        self.prompt = PromptIds(prompt)
         try:
             self.reward = float(reward)
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidTrajectory(f"the reward must be a number: {error}") from None
         self.finish_reason = finish_reason
-        super().__init__(tokens, logprobs, segments)
+        super().__init__(tokens, logprobs, segments, **more)
 
-    def _check(self) -> None:
-        super()._check()
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.prompt:
             raise InvalidTrajectory("the prompt is empty")
         if not isinstance(self.finish_reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -190,25 +256,24 @@ class Trajectory(Prefix):
         if not math.isfinite(self.reward):
             raise InvalidTrajectory(f"the reward is {self.reward}; a failed rollout is released, not scored")
 
-    def _fields(self) -> dict[str, Any]:
-        return super()._fields() | {
-            "prompt": self.prompt.tobytes(),
-            "reward": self.reward,
-            "finish_reason": self.finish_reason,
-        }
 
-    @classmethod
-    def decode(cls, data: bytes) -> Trajectory:
-        """The inverse of :meth:`encode`."""
-        try:
-            fields = msgspec.msgpack.decode(data, type=_TrajectoryFields)
-            return cls(
-                prompt=array("i", fields.prompt),
-                tokens=array("i", fields.tokens),
-                logprobs=array("f", fields.logprobs),
-                segments=fields.segments,
-                reward=fields.reward,
-                finish_reason=fields.finish_reason,
-            )
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise InvalidTrajectory(f"this is no encoded trajectory: {error}") from None
+@cache
+def _columns(cls: type[Response]) -> dict[str, type[Column[Any]]]:
+    """The fields with one value for each token of the response."""
+    kinds = get_type_hints(cls).items()
+    return {name: kind for name, kind in kinds if isinstance(kind, type) and _per_token(kind)}
+
+
+def _per_token(kind: type) -> bool:
+    return issubclass(kind, Column) and kind.per_token
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=memoryview)
+
+
+@cache
+def _decoder(cls: type[Any]) -> Any:
+    def column(kind: type[Column[Any]], data: bytes) -> Column[Any]:
+        return kind.of_bytes(data)
+
+    return msgspec.msgpack.Decoder(cls, dec_hook=column)

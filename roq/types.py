@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from roq.trajectory import Prefix
+from roq.trajectory import Response
 
 __all__ = [
     "Batch",
@@ -64,7 +64,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     attempt: int
     worker: str
-    prefix: Prefix | None = None
+    prefix: Response | None = None
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):

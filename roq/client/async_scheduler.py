@@ -12,7 +12,7 @@ from roq.config import RunConfig
 from roq.errors import Refused
 from roq.events.audit import Audit
 from roq.events.event import BEGINNING, Event
-from roq.trajectory import Prefix, Trajectory
+from roq.trajectory import Response, Trajectory
 from roq.types import (
     Batch,
     BatchGroup,
@@ -173,14 +173,14 @@ class AsyncScheduler:
     async def release(
         self,
         reservation: Reservation,
-        prefix: Prefix | None = None,
+        prefix: Response | None = None,
         reason: str = "detach",
         error: str | None = None,
     ) -> Release:
         """As :meth:`Scheduler.release`."""
         return await self._driver.run(self._operations.release(reservation, prefix, reason, error))
 
-    async def save_prefix(self, reservation: Reservation, prefix: Prefix) -> None:
+    async def save_prefix(self, reservation: Reservation, prefix: Response) -> None:
         """As :meth:`Scheduler.save_prefix`."""
         await self._driver.run(self._operations.save_prefix(reservation, prefix))
 

@@ -17,7 +17,7 @@ from roq.config import RunConfig
 from roq.errors import Refused
 from roq.events.audit import Audit
 from roq.events.event import BEGINNING, Event
-from roq.trajectory import Prefix, Trajectory
+from roq.trajectory import Response, Trajectory
 from roq.types import (
     Batch,
     BatchGroup,
@@ -280,7 +280,7 @@ class Scheduler:
     def release(
         self,
         reservation: Reservation,
-        prefix: Prefix | None = None,
+        prefix: Response | None = None,
         reason: str = "detach",
         error: str | None = None,
     ) -> Release:
@@ -298,7 +298,7 @@ class Scheduler:
         """
         return self._driver.run(self._operations.release(reservation, prefix, reason, error))
 
-    def save_prefix(self, reservation: Reservation, prefix: Prefix) -> None:
+    def save_prefix(self, reservation: Reservation, prefix: Response) -> None:
         """Keep the tokens so far, and the claim.
 
         Raises:

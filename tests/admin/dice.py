@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from roq import Prefix, Refused, Reservation, RunConfig, Scheduler
+from roq import Refused, Reservation, Response, RunConfig, Scheduler
 from tests.conftest import Server
 from tests.protocol.play import expire, trajectory
 
@@ -86,7 +86,7 @@ class Dice:
     def _give_back(self, claim: Reservation) -> None:
         kept = None
         if claim.member > 0:
-            kept = Prefix([1, 2], [-0.1, -0.2], [(claim.v_traj, 2)])
+            kept = Response([1, 2], [-0.1, -0.2], [(claim.v_traj, 2)])
             if self.dice.random() < 0.5:
                 attempt(self.worker.save_prefix, claim, kept)
                 return  # and forget it: its lease will run out

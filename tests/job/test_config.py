@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from roq import ConfigError, InvalidTrajectory, RoqError, RunConfig, Scheduler, Trajectory
+from roq import ConfigError, RoqError, RunConfig, Scheduler
 from roq.client.session import is_transient
 from roq.config import Reward, load_job
 from tests.conftest import Server
@@ -51,52 +51,6 @@ def test_settings_are_text_with_a_dot_in_their_names(sched: Scheduler, settings:
     with pytest.raises(ConfigError):
         sched.create(RunConfig(eta=1, batch_size=2), settings=settings)
     assert not sched._driver.redis.exists(sched._operations.keys["config"])
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"reward": None},
-        {"reward": "a"},
-        {"reward": 10**400},
-        {"reward": float("nan")},
-        {"segments": [(0,)]},
-        {"segments": None},
-        {"segments": [(2**70, 2)]},
-        {"segments": [(1, 1), (0, 1)]},
-        {"segments": [(0, 3)]},
-        {"tokens": [-5, 3]},
-        {"tokens": []},
-        {"prompt": [-1]},
-        {"prompt": []},
-        {"logprobs": [-0.1]},
-        {"logprobs": [-0.1, float("nan")]},
-        {"logprobs": [-0.1, 0.5]},
-        {"finish_reason": object()},
-    ],
-    ids=str,
-)
-def test_malformed_trajectories(bad: dict[str, Any]) -> None:
-    good: dict[str, Any] = {
-        "prompt": [1],
-        "tokens": [7, 8],
-        "logprobs": [-0.1, -0.1],
-        "segments": [(0, 2)],
-        "reward": 1.0,
-    }
-    with pytest.raises(InvalidTrajectory):
-        Trajectory(**good | bad)
-
-
-@pytest.mark.parametrize("data", [b"", b"garbage", trajectory().encode()[:-3], b"\x81\xa6format\x02"])
-def test_what_is_no_trajectory(data: bytes) -> None:
-    with pytest.raises(InvalidTrajectory, match="no encoded"):
-        Trajectory.decode(data)
-
-
-def test_trajectories_round_trip() -> None:
-    sent = trajectory(3, reward=1 / 3, tokens=9, newest=5)
-    assert Trajectory.decode(sent.encode()) == sent
 
 
 def test_reasons_of_every_kind(sched: Scheduler) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from roq import Fenced, Invalid, NotReady, Prefix, Reservation, RunConfig, Scheduler
+from roq import Fenced, Invalid, NotReady, Reservation, Response, RunConfig, Scheduler
 from tests.protocol.play import expire, trajectory
 
 CONFIG = RunConfig(eta=1, batch_size=1, group_size=2, post_process="mine:judge", max_attempts=2)
@@ -166,9 +166,9 @@ def test_it_is_no_trajectory(sched: Scheduler) -> None:
     with pytest.raises(Invalid, match="hand it in with judge"):
         sched.complete(claim, trajectory(0))
     with pytest.raises(Invalid, match="no tokens to keep"):
-        sched.save_prefix(claim, Prefix([1], [-1.0], [(0, 1)]))
+        sched.save_prefix(claim, Response([1], [-1.0], [(0, 1)]))
     with pytest.raises(Invalid, match="no tokens to keep"):
-        sched.release(claim, Prefix([1], [-1.0], [(0, 1)]))
+        sched.release(claim, Response([1], [-1.0], [(0, 1)]))
     with pytest.raises(NotReady):
         sched.filter(claim.group, "it is not placed yet")
     assert sched.judge(claim).status == "occupied"

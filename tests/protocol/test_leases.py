@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from roq import Fenced, Invalid, Prefix, RunConfig, Scheduler, UnknownGroup
+from roq import Fenced, Invalid, Response, RunConfig, Scheduler, UnknownGroup
 from roq.types import Reservation
 from tests.protocol.play import expire, trajectory
 
@@ -40,7 +40,7 @@ def test_late_worker_is_fenced_and_told(sched: Scheduler) -> None:
     with pytest.raises(Fenced):
         sched.release(first)
     with pytest.raises(Fenced):
-        sched.save_prefix(first, Prefix([1], [-1.0], [(0, 1)]))
+        sched.save_prefix(first, Response([1], [-1.0], [(0, 1)]))
     told = sched.renew("w0").cancelled
     assert [(c.group, c.member, c.token, c.reason) for c in told] == [
         (first.group, 1, first.token, "lease_expired")
@@ -127,7 +127,7 @@ def test_prefix_moves_to_another_worker_with_its_segments(sched: Scheduler) -> N
     sched.complete(other, trajectory())
     assert sched.take("t0") is not None
     sched.publish(1, "w/1", "t0")
-    kept = Prefix([5, 6], [-0.1, -0.2], [(0, 2)])
+    kept = Response([5, 6], [-0.1, -0.2], [(0, 2)])
     assert sched.release(first, prefix=kept).status == "pending"
     assert sched.verify() == []
     second = claim_of(sched, "w1", version=1)
@@ -141,8 +141,8 @@ def test_prefix_moves_to_another_worker_with_its_segments(sched: Scheduler) -> N
 def test_saved_prefix_survives_a_crash(sched: Scheduler) -> None:
     sched.create(CONFIG)
     first = claim_of(sched)
-    sched.save_prefix(first, Prefix([5], [-0.1], [(0, 1)]))
-    longer = Prefix([5, 6], [-0.1, -0.2], [(0, 2)])
+    sched.save_prefix(first, Response([5], [-0.1], [(0, 1)]))
+    longer = Response([5, 6], [-0.1, -0.2], [(0, 2)])
     sched.save_prefix(first, longer)
     assert sched.verify() == []
     expire(sched, "w0")
@@ -155,7 +155,7 @@ def test_failed_attempts_are_capped(sched: Scheduler) -> None:
     for attempt in range(1, 4):
         claim = claim_of(sched)
         assert (claim.ordinal, claim.attempt, claim.prefix) == (0, attempt, None)
-        sched.save_prefix(claim, Prefix([5], [-0.1], [(0, 1)]))
+        sched.save_prefix(claim, Response([5], [-0.1], [(0, 1)]))
         answer = sched.release(claim, reason="error", error="reward raised ValueError")
         assert answer.status == ("dead" if attempt == 3 else "pending")
         assert sched.verify() == []
@@ -224,7 +224,7 @@ def test_versions_that_cannot_be(sched: Scheduler, segment: int) -> None:
 def test_data_above_the_limit(sched: Scheduler) -> None:
     sched.create(RunConfig(eta=1, batch_size=4, max_trajectory_bytes=1024))
     claim = claim_of(sched)
-    large = Prefix([1] * 500, [-1.0] * 500, [(0, 500)])
+    large = Response([1] * 500, [-1.0] * 500, [(0, 500)])
     calls = (
         lambda: sched.complete(claim, trajectory(tokens=500)),
         lambda: sched.save_prefix(claim, large),

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from roq import Fenced, Prefix, Reservation, RunConfig, RunEnded, Scheduler
+from roq import Fenced, Reservation, Response, RunConfig, RunEnded, Scheduler
 from tests.conftest import KINDS, Server
 from tests.protocol.model import Group, Member, Model
 from tests.protocol.play import expire, trajectory
@@ -135,7 +135,7 @@ class Machine(RuleBasedStateMachine):
         prefix = None
         if how == "prefix" and member.v is not None:
             member.prefix = True
-            prefix = Prefix([1], [-1.0], [(member.v, 1)])
+            prefix = Response([1], [-1.0], [(member.v, 1)])
         failed = how == "error"
         expected = self.model.reopen(group, claim.member - 1, failed=failed, keep=not failed)
         assert self.sched.release(claim, prefix, reason=how).status == expected
@@ -147,7 +147,7 @@ class Machine(RuleBasedStateMachine):
         claim = data.draw(st.sampled_from(self.members()))
         _, member = self.held(claim)
         assert member.v is not None
-        self.sched.save_prefix(claim, Prefix([1], [-1.0], [(member.v, 1)]))
+        self.sched.save_prefix(claim, Response([1], [-1.0], [(member.v, 1)]))
         member.prefix = True
 
     @precondition(lambda self: self.claims)

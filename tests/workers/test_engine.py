@@ -13,10 +13,9 @@ import pytest
 
 from roq.config import Rollout
 from roq.errors import ConfigError
-from roq.trajectory import Prefix
+from roq.trajectory import Response
 from roq.weights import ObjectStore, StoreFailed
-from roq_worker.draft import Draft
-from roq_worker.engine import Delta, Engine
+from roq_worker.engine import Engine
 from roq_worker.model_folder import WeightsError
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -44,11 +43,11 @@ def at_version_0(request: pytest.FixtureRequest, models: Models, run: Within) ->
         run(engine.swap(str(models(seed=0)), engine.version + 1))
 
 
-async def collect(engine: Engine, prompt: Sequence[int], seed: int, max_tokens: int = 120) -> Draft:
+async def collect(engine: Engine, prompt: Sequence[int], seed: int, max_tokens: int = 120) -> Response:
     """A whole response as the worker would put it together."""
-    draft = Draft(claim=None)  # type: ignore[arg-type]
+    draft = Response()
     async for delta in engine.generate(prompt, max_tokens=max_tokens, seed=seed):
-        draft.add(delta)
+        draft.extend(delta.response)
     return draft
 
 
@@ -79,7 +78,7 @@ def test_logprobs_equal_hugging_face(engine: Engine, models: Models, run: Within
 
 
 def test_seeds_decide_whatever_runs_beside(engine: Engine, run: Within) -> None:
-    async def beside() -> list[Draft]:
+    async def beside() -> list[Response]:
         return await asyncio.gather(*(collect(engine, PROMPT, seed) for seed in (5, 6, 7, 5)))
 
     alone = run(collect(engine, PROMPT, seed=5))
@@ -91,14 +90,14 @@ def test_seeds_decide_whatever_runs_beside(engine: Engine, run: Within) -> None:
 
 async def swap_midway(
     engine: Engine, folder: Path, version: int, count: int, after: int, sender: str = ""
-) -> list[Draft]:
+) -> list[Response]:
     """``count`` responses of 400 tokens, with other weights loaded once ``after`` tokens of one are out."""
-    drafts = [Draft(claim=None) for _ in range(count)]  # type: ignore[arg-type]
+    drafts = [Response() for _ in range(count)]
     swapped: list[asyncio.Task[float]] = []
 
-    async def one(draft: Draft, seed: int) -> None:
+    async def one(draft: Response, seed: int) -> None:
         async for delta in engine.generate(PROMPT, max_tokens=400, seed=seed):
-            draft.add(delta)
+            draft.extend(delta.response)
             if len(draft.tokens) >= after and not swapped:
                 swapped.append(asyncio.create_task(engine.swap(str(folder), version, sender)))
 
@@ -177,11 +176,11 @@ def test_weights_that_do_not_fit_are_refused_before_the_first_write(
 
 
 def test_going_on_from_a_prefix(engine: Engine, models: Models, run: Within) -> None:
-    async def interrupted(tokens: int) -> Draft:
-        draft = Draft(claim=None)  # type: ignore[arg-type]
+    async def interrupted(tokens: int) -> Response:
+        draft = Response()
         stream = engine.generate(PROMPT, max_tokens=200, seed=104)
         async for delta in stream:
-            draft.add(delta)
+            draft.extend(delta.response)
             if len(draft.tokens) >= tokens:
                 break
         await stream.aclose()  # aborts it in the engine
@@ -193,9 +192,9 @@ def test_going_on_from_a_prefix(engine: Engine, models: Models, run: Within) -> 
     tokens = first.tokens + whole.tokens
     expected = reference(models(seed=0), PROMPT, tokens)
     assert largest_difference(first.logprobs + whole.logprobs, expected) < 1e-4
-    whole_draft = Draft(claim=None)  # type: ignore[arg-type]
-    whole_draft.add(first.prefix)
-    whole_draft.add(whole.prefix)
+    whole_draft = Response()
+    whole_draft.extend(first)
+    whole_draft.extend(whole)
     assert whole_draft.segments == [(engine.version, len(tokens))]
 
 
@@ -261,15 +260,6 @@ def test_models_that_cannot_start(models: Models, run: Within, tmp_path: Path) -
     (bare / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="no weights"):
         start(str(bare))
-
-
-def test_delta_and_prefix_join_spans() -> None:
-    draft = Draft(claim=None)  # type: ignore[arg-type]
-    draft.add(Prefix([1, 2], [-1.0, -1.0], [(0, 2)]))
-    draft.add(Delta([3], [-1.0], [(0, 1)]))
-    draft.add(Delta([4, 5, 6], [-1.0] * 3, [(0, 1), (2, 2)], "stop"))
-    assert draft.segments == [(0, 4), (2, 2)]
-    assert draft.prefix.tokens.tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_starts_that_cannot_work(models: Models, run: Within) -> None:

@@ -8,24 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from roq.postprocess import Member
-from roq.trajectory import Prefix, Trajectory
+from roq.trajectory import Response, Trajectory
 from roq.types import Reservation
-from roq_worker.engine import Delta
 
 __all__ = ["Draft", "may_continue", "member_of", "seed_of"]
 
 
 @dataclass
 class Draft:
-    """``tokens`` and ``logprobs``, both [T]; ``segments`` are (version, count) spans over them.
+    """``response``: what is generated so far.
 
     ``handing_in``: its result or its failure is on the way, so that it is neither stopped nor handed back.
     """
 
     claim: Reservation
-    tokens: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    segments: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    response: Response = field(default_factory=Response)
     task: asyncio.Task[None] | None = None
     handing_in: bool = False
 
@@ -33,20 +30,6 @@ class Draft:
     def key(self) -> tuple[int, int, int]:
         """What a cancellation names: group, member, token."""
         return self.claim.group, self.claim.member, self.claim.token
-
-    @property
-    def prefix(self) -> Prefix:
-        """The response so far, for the scheduler to keep."""
-        return Prefix(self.tokens, self.logprobs, self.segments)
-
-    def add(self, more: Delta | Prefix) -> None:
-        """Append what the engine gave, or what an earlier worker left; equal versions become one span."""
-        self.tokens += more.tokens
-        self.logprobs += more.logprobs
-        for version, count in more.segments:
-            if self.segments and self.segments[-1][0] == version:
-                count += self.segments.pop()[1]
-            self.segments.append((version, count))
 
 
 def seed_of(run_seed: int, claim: Reservation) -> int:
@@ -56,7 +39,7 @@ def seed_of(run_seed: int, claim: Reservation) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
-def may_continue(prefix: Prefix, version: int, partial: bool) -> bool:
+def may_continue(prefix: Response, version: int, partial: bool) -> bool:
     """Whether an engine of ``version`` may go on from the tokens that an earlier worker left.
 
     Versions never fall within a trajectory: tokens of newer weights are made anew. Without partial rollout

@@ -23,6 +23,7 @@ import msgspec
 from roq.config import Rollout
 from roq.errors import RoqError
 from roq.text import one_line
+from roq.trajectory import Response
 from roq.weights import StoreFailed, fetch, is_url
 from roq.weights.transfer import Offer, TransferFailed
 from roq_worker.model_folder import Shapes, WeightsError, read_shapes
@@ -41,14 +42,10 @@ Segments = list[tuple[int, int]]
 class Delta:
     """What one engine step, or a few, added to a response.
 
-    ``tokens`` and their ``logprobs`` (nats, under the weights that sampled them, after temperature),
-    both [n]; ``segments`` are ``(version, count)`` spans over them; ``finish_reason`` is "stop" or
-    "length" in the last delta and None before.
+    ``finish_reason`` is "stop" or "length" in the last delta and None before.
     """
 
-    tokens: list[int]
-    logprobs: list[float]
-    segments: Segments
+    response: Response
     finish_reason: str | None = None
 
 
@@ -163,7 +160,7 @@ class Engine:
                 segments = _spans(starts, sent, sent + len(tokens))
                 sent += len(tokens)
                 self.tokens += len(tokens)
-                yield Delta(tokens, logprobs, segments, new.finish_reason)
+                yield Delta(Response(tokens, logprobs, segments), new.finish_reason)
         except RoqError:
             raise
         except Exception as error:

@@ -130,20 +130,21 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         claim, saved_at = draft.claim, time.monotonic()
         item = prompts.item(claim.ordinal, job.run.seed)
         prompt = encode(engine.tokenizer, item["prompt"], job.data)  # [P]; the group shares its KV cache
-        finish = engine.finished(draft.tokens)  # an earlier worker may have left it all but done
+        finish = engine.finished(draft.response.tokens)  # an earlier worker may have left it all but done
         if finish is None:
-            room, seed = settings.max_tokens - len(draft.tokens), seed_of(job.run.seed, claim)
-            async for delta in engine.generate(prompt + draft.tokens, max_tokens=room, seed=seed):
-                draft.add(delta)
+            room, seed = settings.max_tokens - len(draft.response), seed_of(job.run.seed, claim)
+            context = [*prompt, *draft.response.tokens]
+            async for delta in engine.generate(context, max_tokens=room, seed=seed):
+                draft.response.extend(delta.response)
                 finish = delta.finish_reason
                 every = settings.save_prefix_every_s
                 if every and not finish and time.monotonic() - saved_at > every:
-                    await scheduler.save_prefix(claim, draft.prefix)
+                    await scheduler.save_prefix(claim, draft.response)
                     saved_at = time.monotonic()
-        reward = await rewards.score(item, engine.decode(draft.tokens))
+        reward = await rewards.score(item, engine.decode(draft.response.tokens))
         draft.handing_in = True
-        response = (draft.tokens, draft.logprobs, draft.segments)
-        done = await hand_in.complete(claim, Trajectory(prompt, *response, reward, finish or "stop"))
+        finished = Trajectory(prompt, **vars(draft.response), reward=reward, finish_reason=finish or "stop")
+        done = await hand_in.complete(claim, finished)
         counters.completed += 1
         if done.judgement is not None:  # it was its group's last
             start(done.judgement)
@@ -181,7 +182,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         draft = Draft(claim)
         held[draft.key] = draft
         if claim.prefix is not None and may_continue(claim.prefix, engine.version, settings.partial_rollout):
-            draft.add(claim.prefix)
+            draft.response = claim.prefix
         draft.task = asyncio.create_task(attempt(draft))
         draft.task.add_done_callback(ended)
 
@@ -326,7 +327,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
 
         async def release(draft: Draft) -> None:
             with suppress(Fenced):
-                await scheduler.release(draft.claim, draft.prefix if draft.tokens else None)
+                await scheduler.release(draft.claim, draft.response or None)
                 counters.released += 1
 
         if not over:

@@ -23,7 +23,7 @@ from roq.client.operations.commands import (
 from roq.errors import Fenced, Invalid, InvalidTrajectory, Refused, refusal
 from roq.protocol import functions as f
 from roq.protocol.records import GroupRecord
-from roq.trajectory import Prefix, Trajectory
+from roq.trajectory import Response, Trajectory
 from roq.types import Completion, Grant, Release, Renewal, Reservation, WeightsRef
 
 __all__ = ["WorkerOperations"]
@@ -57,14 +57,14 @@ class WorkerOperations(Steps):
             if reply.refused or not reply.reservations or len(given) >= limit:
                 break
         kept = [r for r in given if r.prefix]
-        prefixes: dict[tuple[int, int], Prefix] = {}
+        prefixes: dict[tuple[int, int], Response] = {}
         if kept:
             names = [f"{r.group}.{r.member}" for r in kept]
             saved = yield Command(("HMGET", self.keys["prefixes"], *names))
             for r, data in zip(kept, saved, strict=True):
                 with suppress(InvalidTrajectory):  # an unreadable prefix is generated anew
                     if data is not None:
-                        prefixes[r.group, r.member] = Prefix.decode(data)
+                        prefixes[r.group, r.member] = Response.decode(data)
         reservations: list[Reservation] = []
         for claim in given:
             fields: dict[str, Any] = msgspec.structs.asdict(claim)
@@ -122,7 +122,7 @@ class WorkerOperations(Steps):
         return self._ask(f.JUDGE, Completion, claim.group, claim.token, claim.worker, keep, why, given)
 
     def release(
-        self, claim: Reservation, prefix: Prefix | None, reason: str, error: str | None
+        self, claim: Reservation, prefix: Response | None, reason: str, error: str | None
     ) -> Operation[Release]:
         failed = reason == "error"
         kept = prefix.encode() if prefix is not None and len(prefix) > 0 else b""
@@ -131,7 +131,7 @@ class WorkerOperations(Steps):
             f.RELEASE, Release, claim.group, claim.member, claim.token, claim.worker, failed, why, kept
         )
 
-    def save_prefix(self, claim: Reservation, prefix: Prefix) -> Operation[None]:
+    def save_prefix(self, claim: Reservation, prefix: Response) -> Operation[None]:
         yield from self._ask(
             f.SAVE_PREFIX, dict, claim.group, claim.member, claim.token, claim.worker, prefix.encode()
         )

@@ -11,7 +11,7 @@ import sys
 import uuid
 from contextlib import suppress
 
-from roq import AsyncScheduler, Fenced, Prefix, Reservation, Trajectory
+from roq import AsyncScheduler, Fenced, Reservation, Response, Trajectory
 
 CONCURRENCY = 8
 MEAN_S = 0.4
@@ -23,7 +23,7 @@ class Draft:
 
     def __init__(self, claim: Reservation) -> None:
         self.claim = claim
-        kept = claim.prefix or Prefix()
+        kept = claim.prefix or Response()
         self.tokens, self.logprobs, self.segments = (
             list(kept.tokens),
             list(kept.logprobs),
@@ -41,8 +41,8 @@ class Draft:
             self.segments.append((version, count))
 
     @property
-    def prefix(self) -> Prefix:
-        return Prefix(self.tokens, self.logprobs, self.segments)
+    def prefix(self) -> Response:
+        return Response(self.tokens, self.logprobs, self.segments)
 
 
 def show_tasks() -> None:
