@@ -250,7 +250,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             it first: no response is of two versions, and a worker idles until its longest one is done.
         kv_on_swap: after new weights, "recompute" the KV cache of what is in flight, or "keep" the old.
         save_prefix_every_s: how often long responses save their tokens so far; left out, only at a detach.
-        drain_s: how long a worker may take to hand its work back after SIGTERM.
+        shutdown_s: how long a worker may take to hand its work back after SIGTERM.
         engine: further vLLM engine arguments, passed on unchanged.
     """
 
@@ -265,7 +265,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     partial_rollout: bool = True
     kv_on_swap: Literal["recompute", "keep"] = "recompute"
     save_prefix_every_s: Seconds | None = None
-    drain_s: Seconds = 10.0
+    shutdown_s: Seconds = 10.0
     engine: dict[str, Any] = {}
 
     def __post_init__(self) -> None:

@@ -168,7 +168,7 @@ def job(folder: Path) -> Write:
             "model": {"path": "model"},
             "data": {"file": "prompts.jsonl"},
             "reward": {"function": "roq.rewards:exact_match"},
-            "rollout": {"workers": 2, "drain_s": 2.0},
+            "rollout": {"workers": 2, "shutdown_s": 2.0},
         }
         for key, value in changes.items():
             section, _, field = key.partition("__")

@@ -178,7 +178,7 @@ def down(job: Job, say: Callable[[str], None]) -> None:
 
 def _grace(job: Job) -> float:
     """How long the processes may take to leave, in seconds."""
-    return max(job.rollout.drain_s + 10.0, TRAINER_GRACE_S)
+    return max(job.rollout.shutdown_s + 10.0, TRAINER_GRACE_S)
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def test_compose_restarts_failures_and_lets_work_be_handed_back(project: tuple[s
         )
         assert service["restart"] == expected.get(name, "on-failure"), name
         if name.startswith("worker"):
-            assert seconds(service["stop_grace_period"]) >= Rollout().drain_s + 10
+            assert seconds(service["stop_grace_period"]) >= Rollout().shutdown_s + 10
 
 
 def seconds(text: str) -> float:
@@ -282,7 +282,7 @@ def test_kubernetes_job_is_one(tmp_path: Path) -> None:
             for entry in container.get("env", []):
                 assert entry["name"] != "ROQ_RUN" or entry["value"] == job.run.name
     pod = named("Deployment", "roq-worker")["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] >= job.rollout.drain_s + 10
+    assert pod["terminationGracePeriodSeconds"] >= job.rollout.shutdown_s + 10
     assert job.run.dir.startswith("/runs/")
     trainer = named("Job", "roq-trainer")["spec"]
     gpus = trainer["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]

@@ -85,7 +85,7 @@ def job(workers: Workers, model: Path, **changes: Any) -> Job:
         "model": Model(path=str(model)),
         "data": Data(file=str(prompts), max_prompt_tokens=32),
         "reward": Reward(function="roq.rewards:exact_match"),
-        "rollout": Rollout(max_concurrency=8, max_tokens=60, drain_s=10),
+        "rollout": Rollout(max_concurrency=8, max_tokens=60, shutdown_s=10),
     }
     return Job(**(parts | changes))
 
@@ -102,7 +102,7 @@ def only_worker(status: Status) -> dict[str, Any]:
 
 def test_a_run_from_start_to_end(workers: Workers, sched: Scheduler, models: Callable[..., Path]) -> None:
     """Batches fill, new weights are picked up, unfinished work moves from worker to worker, the end comes."""
-    rollout = Rollout(max_concurrency=8, max_tokens=400, drain_s=10, save_prefix_every_s=1.0)
+    rollout = Rollout(max_concurrency=8, max_tokens=400, shutdown_s=10, save_prefix_every_s=1.0)
     protocol = RunConfig(eta=1, batch_size=4, group_size=2, epochs=None, lease_s=6, total_steps=4)
     create_run(sched, job(workers, models(seed=0, spare=2000), rollout=rollout, protocol=protocol))
     first = workers.start()
@@ -188,7 +188,7 @@ def test_post_processing_without_partial_rollout(
     protocol = RunConfig(
         eta=1, batch_size=4, group_size=2, epochs=None, lease_s=6, max_attempts=2, post_process="judges:judge"
     )
-    rollout = Rollout(max_concurrency=8, max_tokens=200, drain_s=10, partial_rollout=False)
+    rollout = Rollout(max_concurrency=8, max_tokens=200, shutdown_s=10, partial_rollout=False)
     create_run(sched, job(workers, models(seed=0), protocol=protocol, rollout=rollout))
     worker = workers.start()
     versions: set[int] = set()
@@ -220,7 +220,7 @@ def test_candidates_that_are_not_needed_are_stopped(
 ) -> None:
     """The engine really stops them: a worker that went on would hold its places for the whole length."""
     protocol = RunConfig(eta=0, batch_size=2, group_size=1, group_candidates=4, epochs=None, lease_s=60)
-    rollout = Rollout(max_concurrency=8, max_tokens=470, drain_s=10)
+    rollout = Rollout(max_concurrency=8, max_tokens=470, shutdown_s=10)
     create_run(sched, job(workers, models(seed=0), protocol=protocol, rollout=rollout))
     workers.start()
     batch = take(workers, sched)

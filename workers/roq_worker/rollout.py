@@ -114,7 +114,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         beat.stop()
         await asyncio.gather(rewards.close(), post_process.close())
         with suppress(TimeoutError):
-            await asyncio.wait_for(scheduler.leave(worker), settings.drain_s)
+            await asyncio.wait_for(scheduler.leave(worker), settings.shutdown_s)
         if not isinstance(error, Stopped):
             raise
         return
@@ -339,9 +339,9 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         if task is not None:
             task.cancel()
     try:  # the last two seconds are for the engine to end
-        await asyncio.wait_for(hand_back(), max(1.0, settings.drain_s - 2.0))
+        await asyncio.wait_for(hand_back(), max(1.0, settings.shutdown_s - 2.0))
     except TimeoutError:
-        say(f"not all was handed back within {settings.drain_s:g} s; the rest goes back with the lease")
+        say(f"not all was handed back within {settings.shutdown_s:g} s; the rest goes back with the lease")
     log.write(counters, engine, scheduler, inflight=len(held), done=True)
     engine.close()
     await asyncio.gather(rewards.close(), post_process.close())
