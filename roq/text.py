@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["clock", "one_line", "size"]
+import re
+
+__all__ = ["clock", "is_file_name", "one_line", "size"]
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def clock(seconds: float) -> str:
@@ -12,6 +16,11 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name from elsewhere is safe as that of a file: no folder, nothing hidden or unusual."""
+    return _FILE_NAME.fullmatch(name) is not None
 
 
 def one_line(error: object) -> str:

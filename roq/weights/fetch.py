@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from roq.text import is_file_name
 from roq.weights.remote import (
-    NAME,
     StoreFailed,
     digest,
     is_url,
@@ -49,7 +49,7 @@ def fetch(location: str) -> Generator[Path]:
         yield Path(location)
         return
     store, _, version = location.rpartition("/")
-    if not NAME.fullmatch(version):
+    if not is_file_name(version):
         raise StoreFailed(f"{location} is not where roq puts a version of weights")
     place = cache_folder() / hashlib.sha256(store.encode()).hexdigest()[:16]
     folder = place / version

@@ -13,10 +13,10 @@ import msgspec
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from roq.errors import ConfigError, RoqError
+from roq.text import is_file_name
 
 __all__ = [
     "MANIFEST",
-    "NAME",
     "File",
     "Lost",
     "Manifest",
@@ -33,7 +33,6 @@ __all__ = [
 MANIFEST = "manifest.json"
 ATTEMPTS = 5
 PARALLEL = 4  # files on their way at once
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 T = TypeVar("T")
 
@@ -96,7 +95,7 @@ def read_manifest(fs: Any, prefix: str) -> Manifest:
     except msgspec.DecodeError as error:
         raise Lost(f"{prefix}/{MANIFEST}: {error}") from None
     # They become names on this disk.
-    if odd := [name for name in manifest.files if not NAME.fullmatch(name)]:
+    if odd := [name for name in manifest.files if not is_file_name(name)]:
         raise Lost(f"{prefix}/{MANIFEST} names a file {odd[0]!r}")
     return manifest
 

@@ -1,16 +1,27 @@
-"""Folders of safetensors as Hugging Face lays them out: whether all of the weights are there and whole."""
+"""Model folders as Hugging Face lays them out: config.json, and the weights in safetensors files.
+
+What is in a file is read from its header, without torch or numpy. Only :class:`WeightFiles`, which reads the
+tensors themselves, needs torch and the safetensors library.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
-import re
 import struct
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+import msgspec
 
 from roq.errors import ConfigError
+from roq.text import is_file_name
 
-__all__ = ["check_weights", "read_json"]
+__all__ = ["TensorInfo", "WeightFiles", "check_weights", "read_header", "read_json", "weight_files"]
+
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 LONGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
 
@@ -32,55 +43,138 @@ def read_json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-def check_weights(folder: Path) -> None:
-    """Check that all of a Hugging Face folder's weights files are there and whole."""
+class TensorInfo(msgspec.Struct, frozen=True):
+    """A tensor as its file's header describes it.
+
+    Attributes:
+        dtype: as safetensors names it, such as "BF16".
+        shape: its lengths, outermost first.
+        data_offsets: its first byte and the one after its last, counted from the end of the header.
+    """
+
+    dtype: str
+    shape: tuple[NonNegative, ...]
+    data_offsets: tuple[NonNegative, NonNegative]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with a folder's weights: those that its index names, or model.safetensors.
+
+    Raises:
+        ConfigError: one is missing, or the index cannot be used.
+    """
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = _shards(index)
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing or not names:
+    if not index.exists():
+        if not (folder / "model.safetensors").is_file():
             raise ConfigError(
-                f"{folder}: {index.name} names files that are missing: {', '.join(missing) or 'all'}"
+                f"{folder}: the model folder has no weights (model.safetensors); make or download the model"
             )
-    else:
-        names = ["model.safetensors"]
-    if not (folder / names[0]).is_file():
+        return [folder / "model.safetensors"]
+    names = _shards(index)
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing or not names:
         raise ConfigError(
-            f"{folder}: the model folder has no weights (model.safetensors); make or download the model"
+            f"{folder}: {index.name} names files that are missing: {', '.join(missing) or 'all'}"
         )
-    for name in names:
-        _check_safetensors(folder / name)
+    return [folder / name for name in names]
 
 
 def _shards(index: Path) -> list[str]:
-    """The files that an index names, all of them beside it."""
+    """The files that an index names, all of them next to it."""
     shards = read_json(index).get("weight_map", {})
     names: list[Any] = list(cast("dict[str, Any]", shards).values()) if isinstance(shards, dict) else [None]
     for name in names:
-        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+\.safetensors", name):
+        if not isinstance(name, str) or not (is_file_name(name) and name.endswith(".safetensors")):
             raise ConfigError(
-                f"{index}: weight_map must name *.safetensors files beside it, not {str(name)[:80]!r}; "
+                f"{index}: weight_map must name *.safetensors files next to it, not {str(name)[:80]!r}; "
                 "copy or download it again"
             )
     return sorted(set(names))
 
 
-def _check_safetensors(path: Path) -> None:
-    """Hold the file's length against its header: a download or copy that broke off is found here."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if length > min(size - 8, LONGEST_HEADER):
-            raise ConfigError(f"{path}: not a whole safetensors file; copy or download it again")
-        try:
-            header = json.loads(file.read(length))
-            end = max(
-                (int(t["data_offsets"][1]) for name, t in header.items() if name != "__metadata__"), default=0
-            )
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
-            raise ConfigError(f"{path}: not a safetensors file") from None
-    if 8 + length + end != size:
-        raise ConfigError(
-            f"{path}: {size} bytes long but should be {8 + length + end}; copy or download it again"
-        )
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """The tensors in a safetensors file, in the order of their names.
+
+    Raises:
+        ConfigError: the file cannot be read, is not safetensors, or is not as long as its header says: a
+            download or copy of it broke off.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+            if length > min(size - 8, LONGEST_HEADER):
+                raise ConfigError(f"{path}: not a whole safetensors file; copy or download it again")
+            found = json.loads(file.read(length))
+        found.pop("__metadata__", None)
+        header = msgspec.convert(found, dict[str, TensorInfo])
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except (ValueError, AttributeError, TypeError, RecursionError, msgspec.MsgspecError):
+        raise ConfigError(f"{path}: not a safetensors file") from None
+    whole = 8 + length + max((tensor.data_offsets[1] for tensor in header.values()), default=0)
+    if whole != size:
+        raise ConfigError(f"{path}: {size} bytes long but should be {whole}; copy or download it again")
+    return dict(sorted(header.items()))
+
+
+def check_weights(folder: Path) -> None:
+    """Check that all of a folder's weights files are there and whole.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    for file in weight_files(folder):
+        read_header(file)
+
+
+class WeightFiles(Mapping[str, Any]):
+    """The tensors in a folder by name, as torch tensors on the CPU. Each is read when it is looked up.
+
+    All files are mapped from the start, until :meth:`close`: deleting them meanwhile does no harm.
+
+    Attributes:
+        tensors: what the headers say of them.
+
+    Raises:
+        ConfigError: the files are not all there and whole.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        safetensors: Any = importlib.import_module("safetensors")
+        self.tensors: dict[str, TensorInfo] = {}
+        self._files: dict[str, Any] = {}
+        with ExitStack() as stack:
+            for path in weight_files(folder):
+                header = read_header(path)
+                try:
+                    file: Any = stack.enter_context(safetensors.safe_open(path, framework="pt"))
+                except (OSError, safetensors.SafetensorError) as error:
+                    raise ConfigError(f"{path}: cannot be read: {error}") from None
+                self.tensors |= header
+                self._files |= dict.fromkeys(header, file)
+            self._opened = stack.pop_all()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._files[name].get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors  # without reading it
+
+    def __enter__(self) -> WeightFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self._files.clear()
+        self._opened.close()

@@ -164,11 +164,11 @@ def test_weights_that_do_not_fit_are_refused_before_the_first_write(
     run(refused(models(seed=0, num_hidden_layers=1), r"model\.layers\.1\.\S+ is absent instead of"))
     run(refused(tmp_path / "none", "there is no such folder"))
     (tmp_path / "empty").mkdir()
-    run(refused(tmp_path / "empty", r"no \*\.safetensors file"))
+    run(refused(tmp_path / "empty", "no weights"))
     cut = tmp_path / "cut"
     shutil.copytree(models(seed=1), cut)
     os.truncate(cut / "model.safetensors", 20_000)
-    run(refused(cut, "cannot be read as safetensors"))
+    run(refused(cut, "20000 bytes long"))
 
     assert engine.version == version
     assert not engine.failure

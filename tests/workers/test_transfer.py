@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from roq.config import Rollout
-from roq.weights import transfer
+from roq.weights import broadcast
 from roq_worker.engine import Engine, EngineError
 from roq_worker.model_folder import WeightsError
 from tests.workers.test_engine import PROMPT, collect, largest_difference, reference, swap_midway
@@ -98,19 +98,19 @@ def breaking_sender(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     server.bucket = 4096
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    broadcast = transfer.Group.broadcast
+    send = broadcast.Group.broadcast
 
     def start(after: int) -> str:
         sent = 0
 
-        def some(group: transfer.Group, buffer: Any) -> None:
+        def some(group: broadcast.Group, buffer: Any) -> None:
             nonlocal sent
             if sent >= after:
                 raise OSError("the cable was pulled")
             sent += 1
-            broadcast(group, buffer)
+            send(group, buffer)
 
-        monkeypatch.setattr(transfer.Group, "broadcast", some)
+        monkeypatch.setattr(broadcast.Group, "broadcast", some)
         return f"127.0.0.1:{server.server_address[1]}/{server.secret}"
 
     yield start

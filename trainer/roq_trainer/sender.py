@@ -2,7 +2,7 @@
 
 Started by the trainer where ``[run] transfer`` says so; :class:`Sender` is its handle. It maps the files of a
 version, which are still in the page cache, and broadcasts them to the ranks of one engine
-(roq/weights/transfer.py).
+(roq/weights/broadcast.py).
 The trainer waits for none of it, and a worker that dies in it, or hangs, costs a thread here.
 
 On GPUs (NCCL) not yet run.
@@ -15,7 +15,6 @@ import hmac
 import itertools
 import logging
 import os
-import re
 import resource
 import secrets
 import select
@@ -33,14 +32,14 @@ from typing import Any
 import click
 import msgspec
 import torch
-from safetensors import safe_open
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from roq import Scheduler
-from roq.errors import ConfigError, Refused
+from roq.errors import ConfigError, Refused, RoqError
 from roq.processes import watch_parent
-from roq.text import one_line
-from roq.weights import transfer
+from roq.text import is_file_name, one_line
+from roq.weights import broadcast, messages
+from roq.weights.safetensors import WeightFiles
 
 __all__ = ["Sender"]
 
@@ -183,7 +182,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__((host, 0), _Connection)
         self.folder = folder
         self.backend = backend
-        self.bucket = transfer.BUCKET_BYTES
+        self.bucket = messages.BUCKET_BYTES
         self.secret = secrets.token_urlsafe(24)
         self.device = torch.device("cpu")
         if backend == "nccl":
@@ -221,26 +220,26 @@ class _Connection(socketserver.StreamRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        transfer.notice_death(self.connection)
+        messages.notice_death(self.connection)
         if not self._has_more(HELLO_S):  # somebody looked whether there is anyone
             return None
-        hello = self._read(transfer.Hello, HELLO_S)
+        hello = self._read(messages.Hello, HELLO_S)
         if not hmac.compare_digest(hello.secret.encode(), self.server.secret.encode()):
-            return self._write(transfer.Meeting(error="wrong secret; pin the newest weights again"))
+            return self._write(messages.Meeting(error="wrong secret; pin the newest weights again"))
         if not 1 <= hello.ranks <= MOST_RANKS:
-            return self._write(transfer.Meeting(error=f"{hello.ranks} ranks are none, or too many"))
+            return self._write(messages.Meeting(error=f"{hello.ranks} ranks are none, or too many"))
         if self.server.device.type == "cuda":
             torch.cuda.set_device(self.server.device)
         name = f"engine-{next(self.server.names)}"
-        self._write(transfer.Meeting(self.server.backend, self.server.port, name))
+        self._write(messages.Meeting(self.server.backend, self.server.port, name))
         here = self.connection.getsockname()[0]
         # With a client of its own: one that waits for a rank keeps other threads from using it.
-        group = transfer.Group(
+        group = broadcast.Group(
             self.server.backend, here, self.server.port, name, rank=0, size=hello.ranks + 1, address=here
         )
         try:
             while self._has_more(None):
-                self._serve(group, name, self._read(transfer.Ask, GO_S).name)
+                self._serve(group, name, self._read(messages.Ask, GO_S).name)
         finally:
             group.close()
 
@@ -249,26 +248,26 @@ class _Connection(socketserver.StreamRequestHandler):
         self.connection.settimeout(limit_s)
         return bool(self.rfile.peek(1))  # type: ignore[attr-defined]
 
-    def _serve(self, group: transfer.Group, engine: str, wanted: str) -> None:
+    def _serve(self, group: broadcast.Group, engine: str, wanted: str) -> None:
         deadline = time.monotonic() + QUEUE_S
         while not self.server.turns.acquire(timeout=QUEUED_S):
             if time.monotonic() > deadline:
-                self._write(transfer.Offer(error=f"no turn within {QUEUE_S:.0f} s"))
+                self._write(messages.Offer(error=f"no turn within {QUEUE_S:.0f} s"))
                 return
-            self._write(transfer.Offer(queued=True))
+            self._write(messages.Offer(queued=True))
         self.server.deadlines[engine] = time.monotonic() + TURN_S
         try:
             with ExitStack() as stack:
                 try:
-                    source = _Files(self.server.folder, wanted, stack)
-                except (OSError, ValueError, transfer.TransferFailed) as error:
-                    self._write(transfer.Offer(error=f"{wanted}: {one_line(error)}"))
+                    source = stack.enter_context(_open(self.server.folder, wanted))
+                    offer = _offer(source, self.server.bucket)
+                except (OSError, RoqError) as error:
+                    self._write(messages.Offer(error=f"{wanted}: {one_line(error)}"))
                     return
-                offer = transfer.Offer(source.tensors, self.server.bucket)
                 self._write(offer)
-                self._read(transfer.Go, GO_S)
-                transfer.send(group, source, offer, self.server.device)
-                self._write(transfer.Done())
+                self._read(messages.Go, GO_S)
+                broadcast.send(group, source, offer, self.server.device)
+                self._write(messages.Done())
         finally:
             del self.server.deadlines[engine]
             self.server.turns.release()
@@ -282,52 +281,30 @@ class _Connection(socketserver.StreamRequestHandler):
             if not there:
                 break
             line += self.rfile.read(there.find(b"\n") + 1 or len(there))
-        return transfer.decode(line, kind)
+        return messages.decode(line, kind)
 
     def _write(self, message: msgspec.Struct) -> None:
         self.connection.settimeout(GO_S)
-        self.wfile.write(transfer.encode(message))
+        self.wfile.write(messages.encode(message))
 
 
-class _Files(dict[str, torch.Tensor]):
-    """The tensors in the folder ``name``, mapped: it may be deleted. ``tensors`` is what is offered.
+def _open(folder: Path, name: str) -> WeightFiles:
+    """The files of the version that is exported as ``name``.
 
     Raises:
-        OSError, ValueError: they cannot be read.
-        TransferFailed: they cannot be sent.
+        ConfigError: they are not here, or cannot be read.
     """
-
-    def __init__(self, folder: Path, name: str, stack: ExitStack) -> None:
-        super().__init__()
-        self.tensors: list[transfer.Tensor] = []
-        self._files: dict[str, Any] = {}
-        paths = sorted((folder / name).glob("*.safetensors")) if _NAME.fullmatch(name) else []
-        if not paths:
-            raise ValueError("its files are not here")
-        for path in paths:
-            try:
-                file: Any = stack.enter_context(safe_open(path, framework="pt"))
-            except Exception as error:  # safetensors' errors share no base class
-                raise ValueError(f"{path.name} cannot be read: {error}") from error
-            for key in file.keys():  # noqa: SIM118 - not a dict
-                piece = file.get_slice(key)
-                dtype = _DTYPES.get(str(piece.get_dtype()), str(piece.get_dtype()))
-                self.tensors.append(transfer.Tensor(key, dtype, list(piece.get_shape())))
-                self._files[key] = file
-        for tensor in self.tensors:
-            transfer.check(tensor)
-
-    def __missing__(self, name: str) -> torch.Tensor:
-        return self._files[name].get_tensor(name)  # not kept
+    if not is_file_name(name) or not (folder / name).is_dir():
+        raise ConfigError("its files are not here")
+    return WeightFiles(folder / name)
 
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-# safetensors' names of types, as torch has them
-_DTYPES = {
-    "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
-    "I64": "int64", "I32": "int32", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
+def _offer(files: WeightFiles, bucket: int) -> messages.Offer:
+    """Raises TransferFailed: some of them cannot be sent."""
+    tensors = [messages.Tensor(name, t.dtype, list(t.shape)) for name, t in files.tensors.items()]
+    for tensor in tensors:
+        broadcast.check(tensor)
+    return messages.Offer(tensors, bucket)
 
 
 def _say(line: str) -> None:

@@ -25,7 +25,7 @@ from roq.errors import RoqError
 from roq.text import one_line
 from roq.trajectory import Response
 from roq.weights import StoreFailed, fetch, is_url
-from roq.weights.transfer import Offer, TransferFailed
+from roq.weights.messages import Offer, TransferFailed
 from roq_worker.model_folder import Shapes, WeightsError, read_shapes
 from roq_worker.receiver import Receiver
 from roq_worker.vllm_start import EngineError, start_vllm

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from roq.errors import ConfigError, RoqError
 from roq.job import checks
+from roq.weights.safetensors import read_header, weight_files
 
 __all__ = ["Shapes", "WeightsError", "check_model", "read_shapes", "resolve_model"]
 
@@ -40,27 +41,15 @@ def resolve_model(location: str) -> Path:
 
 
 def read_shapes(folder: Path) -> Shapes:
-    """Name and shape of every tensor in the folder's safetensors files; reads their headers only.
+    """Name and shape of every tensor in the folder; reads the headers of its files only.
 
     Raises:
         WeightsError: a file is missing, cut short or not safetensors.
     """
-    from safetensors import SafetensorError, safe_open
-
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise WeightsError(
-            f"{folder}: no *.safetensors file in it; export the weights before publishing them"
-        )
-    shapes: Shapes = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="numpy") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - not a dict
-                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
-        except (OSError, SafetensorError) as error:
-            raise WeightsError(f"{file}: cannot be read as safetensors: {error}") from None
-    return shapes
+    try:
+        return {name: t.shape for file in weight_files(folder) for name, t in read_header(file).items()}
+    except ConfigError as error:
+        raise WeightsError(str(error)) from None
 
 
 def check_model(folder: Path, max_model_len: int) -> tuple[Shapes, bool]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from roq.weights import transfer
-from roq.weights.transfer import TransferFailed
+from roq.weights import messages
+from roq.weights.messages import TransferFailed
 
 __all__ = ["Receiver"]
 
@@ -39,7 +39,7 @@ class Receiver:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def offer(self, sender: str, location: str) -> transfer.Offer:
+    async def offer(self, sender: str, location: str) -> messages.Offer:
         """What will come of the weights at ``location`` from ``sender``, both a worker's answer from ``pin``.
 
         Raises:
@@ -52,9 +52,9 @@ class Receiver:
         try:
             if self._writer is None:
                 await self._connect(sender)
-            offer = await self._ask(transfer.Ask(_name(location)), transfer.Offer, OFFER_S)
+            offer = await self._ask(messages.Ask(_name(location)), messages.Offer, OFFER_S)
             while offer.queued:
-                offer = await self._read(transfer.Offer, OFFER_S)
+                offer = await self._read(messages.Offer, OFFER_S)
         except TransferFailed as error:
             self.close()
             if isinstance(error, _Silent):
@@ -67,7 +67,7 @@ class Receiver:
     def go(self) -> None:
         """The engine is about to receive."""
         assert self._writer is not None
-        self._writer.write(transfer.encode(transfer.Go()))
+        self._writer.write(messages.encode(messages.Go()))
 
     async def done(self) -> None:
         """Everything was received; wait for the sender to say the same.
@@ -75,13 +75,13 @@ class Receiver:
         Raises:
             TransferFailed: it does not.
         """
-        await self._read(transfer.Done, DONE_S)
+        await self._read(messages.Done, DONE_S)
 
     async def _connect(self, sender: str) -> None:
-        host, port, secret = transfer.split_address(sender)
+        host, port, secret = messages.split_address(sender)
         self._reader, self._writer = await _open(host, port)
-        transfer.notice_death(self._writer.get_extra_info("socket"))
-        meeting = await self._ask(transfer.Hello(secret, self._ranks), transfer.Meeting, CONNECT_S)
+        messages.notice_death(self._writer.get_extra_info("socket"))
+        meeting = await self._ask(messages.Hello(secret, self._ranks), messages.Meeting, CONNECT_S)
         if meeting.error:
             raise TransferFailed(meeting.error)
         _, probe = await _open(host, meeting.port)  # the engine stands still while its ranks try
@@ -94,14 +94,14 @@ class Receiver:
 
     async def _ask(self, message: msgspec.Struct, kind: type[Any], limit_s: float) -> Any:
         assert self._writer is not None
-        self._writer.write(transfer.encode(message))
+        self._writer.write(messages.encode(message))
         return await self._read(kind, limit_s)
 
     async def _read(self, kind: type[Any], limit_s: float) -> Any:
         assert self._reader is not None
         try:
             async with asyncio.timeout(limit_s):
-                return transfer.decode(await self._reader.readline(), kind)
+                return messages.decode(await self._reader.readline(), kind)
         except TimeoutError:
             raise _Silent(f"the trainer's sender said nothing within {limit_s:g} s") from None
         except (OSError, ValueError, TransferFailed) as error:
@@ -118,7 +118,7 @@ class Receiver:
 async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     try:
         async with asyncio.timeout(CONNECT_S):
-            return await asyncio.open_connection(host, port, limit=transfer.LINE_BYTES)
+            return await asyncio.open_connection(host, port, limit=messages.LINE_BYTES)
     except ConnectionRefusedError:
         raise TransferFailed(f"no sender at {host}:{port} any more, or none that is reached by it") from None
     except (OSError, ValueError) as error:  # the latter of names that cannot be one

@@ -2,7 +2,7 @@
 
 vLLM's own backend for NCCL has one group of a fixed size, which the trainer drives and all workers are in.
 Here weights are files, read by any number of workers when they like, and where the trainer sends them, every
-engine has a group of its own with it (roq/weights/transfer.py) and asks when it is ready.
+engine has a group of its own with it (roq/weights/broadcast.py) and asks when it is ready.
 Named by ``worker_extension_cls``: importing this module registers the backend.
 
 Not yet run on a GPU.
@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors import safe_open
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -31,7 +30,9 @@ from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
 from roq.processes import end_with
 from roq.text import one_line
-from roq.weights import transfer
+from roq.weights import broadcast
+from roq.weights.messages import Offer
+from roq.weights.safetensors import WeightFiles
 from roq_worker import cpu
 from roq_worker.vllm_start import BACKEND, WORKER
 
@@ -43,7 +44,7 @@ Tensors = Generator[tuple[str, torch.Tensor]]
 
 @dataclass
 class Meeting(WeightTransferInitInfo):
-    """Where the engine's ranks meet the trainer's sender; see :class:`roq.weights.transfer.Group`."""
+    """Where the engine's ranks meet the trainer's sender; see :class:`roq.weights.broadcast.Group`."""
 
     backend: str
     host: str
@@ -73,7 +74,7 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._group: transfer.Group | None = None
+        self._group: broadcast.Group | None = None
         self.written = False  # by the last update: the model may hold some of the new weights
         # The engine would outlive a killed worker for ever. With several ranks this is not the worker's
         # child but a grandchild; the process between ends with us.
@@ -84,7 +85,7 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
         self.shutdown()
         parallel = self.parallel_config
         rank = parallel.data_parallel_index * parallel.world_size + parallel.rank + 1
-        self._group = transfer.Group(**asdict(init_info), rank=rank)
+        self._group = broadcast.Group(**asdict(init_info), rank=rank)
 
     def start_weight_update(self) -> None:
         pass
@@ -119,8 +120,8 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
     def _received(self, offer: bytes) -> Tensors:
         assert self._group is not None, "init_transfer_engine comes first"
         try:
-            expected = msgspec.json.decode(offer, type=transfer.Offer)
-            yield from transfer.receive(self._group, expected, self.device)
+            expected = msgspec.json.decode(offer, type=Offer)
+            yield from broadcast.receive(self._group, expected, self.device)
         except BaseException:
             self.shutdown()  # a group that broke is never used again
             raise
@@ -132,11 +133,8 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
 
 
 def _read(folder: Path) -> Tensors:
-    # All files are opened (mapped) before the first write: deleting them later does no harm.
-    files = [safe_open(file, framework="pt") for file in sorted(folder.glob("*.safetensors"))]
-    for file in files:
-        for name in file.keys():  # noqa: SIM118 - not a dict
-            yield name, file.get_tensor(name)
+    with WeightFiles(folder) as files:
+        yield from files.items()
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, Transfer)

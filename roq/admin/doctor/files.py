@@ -8,15 +8,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from roq.admin.doctor.finding import Finding, fail, ok, warn
 from roq.config import Job
 from roq.errors import RoqError
 from roq.job.checks import check_model
 from roq.text import size
 from roq.types import WeightsRef
-from roq.weights import FolderStore, is_url, weight_store
+from roq.weights import FolderStore, is_url, messages, weight_store
 from roq.weights.safetensors import check_weights
 
 __all__ = ["files", "model", "weights"]
@@ -56,14 +54,13 @@ def weights(newest: WeightsRef | None, job: Job | None, *, ended: bool) -> Findi
 
 
 def _answers(sender: str) -> bool:
-    place, _, secret = sender.rpartition("/")
-    host, _, port = place.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S) as connection:
+        host, port, secret = messages.split_address(sender)
+        with socket.create_connection((host, port), timeout=REACH_S) as connection:
             # An engine of no ranks: it is sent away, so something is alive there.
-            connection.sendall(msgspec.json.encode({"secret": secret, "ranks": 0}) + b"\n")
+            connection.sendall(messages.encode(messages.Hello(secret, ranks=0)))
             return bool(connection.recv(1))
-    except (OSError, ValueError):
+    except (OSError, ValueError, messages.TransferFailed):
         return False
 
 

@@ -1,158 +1,49 @@
-"""Weights over a process group: what the trainer's sender and a worker's engine agree on.
+"""Weights over a process group: the sender is rank 0, the ranks of one engine are the others.
 
-The sender and the ranks of one engine make up a group of their own: workers come and go, and one that dies
-takes nobody along. Over a connection, line by line as JSON, a worker says hello and is told where to meet;
-for every version it asks, is offered the list of tensors, and says go; then the tensors are broadcast from
-rank 0, several in one buffer.
-
-Trust the network between them: whoever knows the address (it stands in Redis) may read weights, and neither
-the rendezvous nor the broadcast is encrypted.
+Each engine has a group of its own with the sender: workers come and go, and one that dies takes no other
+along. Several tensors share one buffer. What is said before and after is in messages.py.
 
 Needs torch, which the rest of ``roq`` does not.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import msgspec
 import torch
 from torch import distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from roq.errors import RoqError
+from roq.weights.messages import Offer, Tensor, TransferFailed
 
-__all__ = [
-    "BUCKET_BYTES",
-    "LINE_BYTES",
-    "Ask",
-    "Done",
-    "Go",
-    "Group",
-    "Hello",
-    "Meeting",
-    "Offer",
-    "Tensor",
-    "TransferFailed",
-    "buckets",
-    "check",
-    "decode",
-    "encode",
-    "notice_death",
-    "receive",
-    "send",
-    "split_address",
-]
+__all__ = ["DTYPES", "Group", "buckets", "check", "receive", "send"]
 
-BUCKET_BYTES = 64 << 20  # what a sender puts together at most; two are under way
-LINE_BYTES = 64 << 20  # the offer of a model with a million tensors
 MEET = timedelta(seconds=10)  # for the others of a group to come: an engine stands still meanwhile
 BUFFER = timedelta(seconds=60)  # for one buffer
-SILENT_S = 20  # a host that does not acknowledge for so long has vanished
 _ALIGNED = 16  # bytes: a tensor in a buffer is viewed as its own type
 
 _WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 T = TypeVar("T")
 
-_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-    "bool": torch.bool,
+DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
 }
-
-
-class TransferFailed(RoqError):
-    """Weights did not come over the network; they can be read from their files."""
-
-
-# ---- the messages --------------------------------------------------------------------------------
-
-
-class Hello(msgspec.Struct, frozen=True):
-    """Worker: who knows the secret may come in; ``ranks`` is the number of its engine's ranks."""
-
-    secret: str
-    ranks: int
-
-
-class Meeting(msgspec.Struct, frozen=True):
-    """Sender: meet as ``name`` at the rendezvous on ``port``, by ``backend``."""
-
-    backend: str = ""
-    port: int = 0
-    name: str = ""
-    error: str = ""
-
-
-class Ask(msgspec.Struct, frozen=True):
-    """Worker: what is in the folder ``name``, the last part of a version's location?"""
-
-    name: str
-
-
-class Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor under its Hugging Face name; ``dtype`` as torch calls it, such as "bfloat16"."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-
-    @property
-    def bytes(self) -> int:
-        """Its size."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count * _dtype(self).itemsize
-
-
-class Offer(msgspec.Struct, frozen=True):
-    """Sender: the tensors that will come, in this order, put together up to ``bucket`` bytes.
-
-    ``queued``: it is not this worker's turn yet; another offer follows.
-    """
-
-    tensors: list[Tensor] = []
-    bucket: int = BUCKET_BYTES
-    error: str = ""
-    queued: bool = False
-
-
-class Go(msgspec.Struct, frozen=True):
-    """Worker: the engine stands still and is about to receive."""
-
-
-class Done(msgspec.Struct, frozen=True):
-    """Sender: all of it was sent."""
-
-
-def split_address(address: str) -> tuple[str, int, str]:
-    """``host:port/secret`` as its parts.
-
-    Raises:
-        TransferFailed: it is not of this form.
-    """
-    place, _, secret = address.rpartition("/")
-    host, _, port = place.rpartition(":")
-    if not (host and port.isdecimal() and int(port) < 65536 and secret):
-        raise TransferFailed(f"{place or address!r} is not where a trainer sends weights from")
-    return host.strip("[]"), int(port), secret
-
-
-# ---- the group -----------------------------------------------------------------------------------
+"""The types that are sent, by the names that safetensors gives them."""
 
 
 class Group:
@@ -162,7 +53,7 @@ class Group:
     By NCCL the first broadcast brings them together, and a dead peer is noticed after :data:`BUFFER`.
 
     Args:
-        backend, port, name: as the :class:`Meeting` says. host: the sender's, where they meet.
+        backend, port, name: as the :class:`Meeting` in messages.py says. host: the sender's, where they meet.
         rank: 0 is the sender. size: of the group.
         address: of this host on the network that leads to the other, for gloo.
     """
@@ -239,9 +130,13 @@ def _nccl(store: Any, rank: int, size: int) -> Any:
 
 
 def _dtype(tensor: Tensor) -> torch.dtype:
-    if tensor.dtype not in _DTYPES:
-        raise TransferFailed(f"{tensor.name} is of the type {tensor.dtype}, which is not sent")
-    return _DTYPES[tensor.dtype]
+    if tensor.dtype not in DTYPES:
+        raise TransferFailed(f"{tensor.name} has the type {tensor.dtype}, which cannot be sent")
+    return DTYPES[tensor.dtype]
+
+
+def _bytes(tensor: Tensor) -> int:
+    return math.prod(tensor.shape) * _dtype(tensor).itemsize
 
 
 def check(tensor: Tensor) -> None:
@@ -261,22 +156,22 @@ def buckets(tensors: Iterable[Tensor], limit: int) -> Iterator[list[tuple[Tensor
     bucket: list[tuple[Tensor, int]] = []
     size = 0
     for tensor in tensors:
-        if bucket and size + tensor.bytes > limit:
+        if bucket and size + _bytes(tensor) > limit:
             yield bucket
             bucket, size = [], 0
         bucket.append((tensor, size))
-        size += -(-tensor.bytes // _ALIGNED) * _ALIGNED
+        size += -(-_bytes(tensor) // _ALIGNED) * _ALIGNED
     if bucket:
         yield bucket
 
 
 def _buffer(bucket: list[tuple[Tensor, int]], device: torch.device) -> torch.Tensor:
     last, offset = bucket[-1]
-    return torch.empty(offset + last.bytes, dtype=torch.uint8, device=device)
+    return torch.empty(offset + _bytes(last), dtype=torch.uint8, device=device)
 
 
 def _part(buffer: torch.Tensor, tensor: Tensor, offset: int) -> torch.Tensor:
-    return buffer[offset : offset + tensor.bytes].view(_dtype(tensor)).view(tensor.shape)
+    return buffer[offset : offset + _bytes(tensor)].view(_dtype(tensor)).view(tensor.shape)
 
 
 def _pack(source: Mapping[str, torch.Tensor], offer: Offer, device: torch.device) -> Iterator[torch.Tensor]:
@@ -304,9 +199,8 @@ def receive(group: Group, offer: Offer, device: torch.device) -> Iterator[tuple[
             yield bucket, buffer
 
     for bucket, buffer in _ahead(buffers()):
-        if (
-            buffer.is_cuda
-        ):  # made on another thread's stream: not to be reused before this one is done with it
+        if buffer.is_cuda:
+            # Made on another thread's stream: not to be reused before this one is done with it.
             buffer.record_stream(torch.cuda.current_stream(device))
         yield from ((tensor.name, _part(buffer, tensor, offset)) for tensor, offset in bucket)
 
@@ -323,38 +217,3 @@ def _ahead(items: Iterator[T]) -> Iterator[T]:
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-
-
-# ---- lines ---------------------------------------------------------------------------------------
-
-
-def notice_death(connection: socket.socket) -> None:
-    """Have a connection fail soon after the other host has vanished; by default that takes hours."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", SILENT_S // 2),
-        ("TCP_KEEPINTVL", SILENT_S // 4),
-        ("TCP_KEEPCNT", 2),
-        ("TCP_USER_TIMEOUT", SILENT_S * 1000),
-    ):
-        if hasattr(socket, option):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def decode(line: bytes, kind: type[Any]) -> Any:
-    """A message.
-
-    Raises:
-        TransferFailed: the other side left, or says something else.
-    """
-    if not line.endswith(b"\n"):
-        raise TransferFailed("the other side has left")
-    try:
-        return cast("Any", msgspec.json.decode(line, type=kind))
-    except msgspec.MsgspecError as error:
-        raise TransferFailed(f"the other side says something else than expected: {error}") from None
-
-
-def encode(message: msgspec.Struct) -> bytes:
-    """A message as a line."""
-    return msgspec.json.encode(message) + b"\n"
