@@ -1,28 +1,10 @@
 """roq: Reserve-Occupy Queue, a staleness-bounded scheduler for asynchronous RL, inside Redis."""
 
+from roq import errors
 from roq.client import Scheduler
 from roq.client.async_scheduler import AsyncScheduler
 from roq.config import Job, RunConfig, load_job
-from roq.errors import (
-    ConfigError,
-    ConfigMismatch,
-    Fenced,
-    Invalid,
-    InvalidTrajectory,
-    NotAllowed,
-    NotReady,
-    Refused,
-    RewardError,
-    RoqError,
-    RunEnded,
-    ServerUnavailable,
-    StateLost,
-    UnknownGroup,
-    UnknownRun,
-    UnknownWeights,
-    UnknownWorker,
-    UnsuitableServer,
-)
+from roq.errors import *  # noqa: F403 - every error
 from roq.trajectory import Response, Trajectory
 from roq.types import (
     Batch,
@@ -41,34 +23,17 @@ __all__ = [
     "Batch",
     "BatchGroup",
     "Completion",
-    "ConfigError",
-    "ConfigMismatch",
     "DeadLetter",
-    "Fenced",
     "Grant",
-    "Invalid",
-    "InvalidTrajectory",
     "Job",
-    "NotAllowed",
-    "NotReady",
-    "Refused",
     "Renewal",
     "Reservation",
     "Response",
-    "RewardError",
-    "RoqError",
     "RunConfig",
-    "RunEnded",
     "Scheduler",
-    "ServerUnavailable",
-    "StateLost",
     "Status",
     "Trajectory",
-    "UnknownGroup",
-    "UnknownRun",
-    "UnknownWeights",
-    "UnknownWorker",
-    "UnsuitableServer",
     "WeightsRef",
     "load_job",
 ]
+__all__ += errors.__all__

@@ -1,87 +1,74 @@
-"""Every failure roq reports, as one tree.
+"""Every error roq raises on purpose. Each message says what is wrong, then what to do.
 
-::
-
-    RoqError
-    ├── ConfigError            a configuration that cannot work (exit code 2 on the command line)
-    ├── InvalidTrajectory      a payload that breaks its own contract; nothing was sent
-    ├── ServerUnavailable      Redis could not be reached within the retry budget
-    ├── UnsuitableServer       too old, evicts keys, or holds another roq library than this client needs
-    ├── NotAllowed             the server's user may not do this; use one of the right role (roq acl)
-    ├── RewardError            a reward function failed or ran out of time
-    └── Refused                the server-side library refused; one class for each leading code
-        ├── Fenced             ROQ_FENCED        the claim (or the trainer) was superseded
-        ├── NotReady           ROQ_NOT_READY     a step out of order, e.g. publish before take
-        ├── UnknownRun         ROQ_NO_RUN        nothing was created under this name
-        ├── UnknownGroup       ROQ_NO_GROUP      no such group was ever issued
-        ├── UnknownWorker      ROQ_NO_WORKER     no such worker is attached
-        ├── UnknownWeights     ROQ_NO_WEIGHTS    the weights version is not (or no longer) registered
-        ├── ConfigMismatch     ROQ_CONFIG        the run exists with another configuration
-        ├── Invalid            ROQ_INVALID       an argument is out of range
-        ├── StateLost          ROQ_STATE_LOST    the caller is ahead of what Redis remembers
-        └── RunEnded           ROQ_ENDED         all steps are trained or the prompts are used up
-
-Every message is a sentence that says what to do.
+This is the whole tree: no other module defines a subclass of :class:`RoqError`
+(tests/project/test_errors.py), so a process reports any of them with :func:`roq.processes.report_error`.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "CODES",
-    "ConfigError",
-    "ConfigMismatch",
-    "Fenced",
-    "Invalid",
-    "InvalidTrajectory",
-    "NotAllowed",
-    "NotReady",
-    "Refused",
-    "RewardError",
-    "RoqError",
-    "RunEnded",
-    "ServerUnavailable",
-    "StateLost",
-    "UnknownGroup",
-    "UnknownRun",
-    "UnknownWeights",
-    "UnknownWorker",
-    "UnsuitableServer",
-    "refusal",
-]
+from typing import ClassVar
 
 
 class RoqError(Exception):
-    """Base of everything roq raises on purpose."""
+    """Base of everything roq raises on purpose.
+
+    Attributes:
+        exit_code: of a process that ends with this error. 2: the same input can never work, so starting
+            again is pointless; 1: anything else.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+
+# ---- input ---------------------------------------------------------------------------------------
 
 
 class ConfigError(RoqError):
-    """A configuration that cannot work; the message names the key and what to write instead."""
+    """An invalid configuration or argument; the message names the key and what to write instead."""
+
+    exit_code = 2
 
 
 class InvalidTrajectory(RoqError, ValueError):
-    """A payload whose fields do not fit together, e.g. a log-prob missing for a token."""
+    """A payload whose fields do not fit together, e.g. a log-prob missing for a token. Nothing was sent."""
+
+    exit_code = 2
+
+
+# ---- server --------------------------------------------------------------------------------------
 
 
 class ServerUnavailable(RoqError, ConnectionError):
-    """Redis stayed out of reach for the whole retry budget."""
+    """Redis could not be reached within the retry budget."""
 
 
 class UnsuitableServer(RoqError):
-    """The server cannot hold a run safely: too old, evicting, or without the library this client needs."""
+    """The server is too old, may evict keys, or lacks the library that this client needs."""
+
+    exit_code = 2
 
 
 class NotAllowed(RoqError):
-    """The user that the URL names may not do this on the server; its role is another one (``roq acl``)."""
+    """The server's user may not do this; use a user of the right role (``roq acl``)."""
+
+    exit_code = 2
 
 
-class RewardError(RoqError):
-    """A reward function raised, timed out or died; never to be trained as a reward of 0."""
+class ServerFailed(RoqError):
+    """The embedded server could not be started or stopped; the message ends with its last log lines."""
+
+
+# ---- refusals: one class for each code of lua/lib/refuse.lua -----------------------------------------
 
 
 class Refused(RoqError):
-    """The library inside the server refused the call and changed nothing."""
+    """The library inside the server refused the call and changed nothing.
 
-    code = ""
+    Attributes:
+        code: the first word of the server's error reply.
+    """
+
+    code: ClassVar[str] = ""
 
 
 class Fenced(Refused):
@@ -100,18 +87,21 @@ class UnknownRun(Refused):
     """No run of this name exists on this server; create it first."""
 
     code = "ROQ_NO_RUN"
+    exit_code = 2
 
 
 class UnknownGroup(Refused):
     """A group number that was never issued."""
 
     code = "ROQ_NO_GROUP"
+    exit_code = 2
 
 
 class UnknownWorker(Refused):
     """No worker of this name is attached to the run."""
 
     code = "ROQ_NO_WORKER"
+    exit_code = 2
 
 
 class UnknownWeights(Refused):
@@ -124,12 +114,14 @@ class ConfigMismatch(Refused):
     """The run exists with another configuration; the message lists the differing keys."""
 
     code = "ROQ_CONFIG"
+    exit_code = 2
 
 
 class Invalid(Refused):
     """An argument is missing, malformed or out of range."""
 
     code = "ROQ_INVALID"
+    exit_code = 2
 
 
 class StateLost(Refused):
@@ -144,21 +136,70 @@ class RunEnded(Refused):
     code = "ROQ_ENDED"
 
 
-CODES: dict[str, type[Refused]] = {
-    cls.code: cls
-    for cls in (
-        Fenced,
-        NotReady,
-        UnknownRun,
-        UnknownGroup,
-        UnknownWorker,
-        UnknownWeights,
-        ConfigMismatch,
-        Invalid,
-        StateLost,
-        RunEnded,
-    )
-}
+# ---- processes of a run --------------------------------------------------------------------------
+
+
+class ProcessFailed(RoqError):
+    """A process failed too often in a row; the message ends with the last lines of its log."""
+
+
+class RewardError(RoqError):
+    """A reward function raised, timed out or died; never trained as a reward of 0."""
+
+
+class EngineError(RoqError):
+    """vLLM did not start, failed or died; what it was generating is lost to this worker."""
+
+
+class Stalled(RoqError):
+    """The trainer waited for a batch longer than the job allows: no live worker, or no progress."""
+
+
+class Diverged(RoqError):
+    """The gradient is not finite; training on would publish broken weights."""
+
+
+class SequenceTooLong(RoqError):
+    """A trajectory does not fit ``trainer.max_seq_tokens``."""
+
+    exit_code = 2
+
+
+class PeerFailed(RoqError):
+    """Rank 0 failed; it reports the cause itself."""
+
+
+# ---- weights -------------------------------------------------------------------------------------
+
+
+class WeightsError(RoqError):
+    """Published weights cannot be loaded; the engine keeps the weights it had before."""
+
+
+class StoreFailed(RoqError):
+    """A weight store cannot be reached, refuses, or returned something other than what was put there."""
+
+
+class VersionLost(StoreFailed):
+    """The store has no such version, or an incomplete one; asking again does not help."""
+
+
+class TransferFailed(RoqError):
+    """Weights did not arrive over the network; read their files instead."""
+
+
+class SenderSilent(TransferFailed):
+    """The weight sender does not answer; asking again at once would only wait as long again."""
+
+
+# --------------------------------------------------------------------------------------------------
+
+CODES: dict[str, type[Refused]] = {cls.code: cls for cls in Refused.__subclasses__()}
+
+# Derived, so that a new error is written down once.
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    name for name, item in list(globals().items()) if isinstance(item, type) and issubclass(item, RoqError)
+]
 
 
 def refusal(message: str) -> Refused:

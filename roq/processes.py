@@ -22,7 +22,8 @@ from pathlib import Path
 
 import msgspec
 
-from roq.errors import ConfigError
+from roq.errors import ConfigError, RoqError
+from roq.text import one_line
 
 __all__ = [
     "Record",
@@ -31,6 +32,7 @@ __all__ = [
     "exit_code",
     "finish",
     "read_records",
+    "report_error",
     "send",
     "spawn",
     "start_mark",
@@ -43,7 +45,6 @@ __all__ = [
 
 KILL_S = 5.0  # a killed process is gone at once, unless the kernel is busy with it
 _PR_SET_PDEATHSIG = 1
-
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,3 +252,9 @@ def _end_unless(alive: Callable[[], bool], every_s: float) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="end-with", daemon=True).start()
+
+
+def report_error(program: str, error: RoqError) -> int:
+    """Print the error that ends this process as one line on stderr; returns the exit code."""
+    print(f"{program}: {one_line(error)}", file=sys.stderr, flush=True)
+    return error.exit_code

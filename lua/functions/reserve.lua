@@ -12,6 +12,8 @@ Reply: at most 32 claims; with fewer than asked for and no refusal, there is mor
                 prefix = true when tokens were kept (the client reads them from `prefixes`)
   refused       why there are fewer than asked for; absent when there are not
   version, signal, ended
+Refusals:
+  ROQ_STATE_LOST  the worker's version is newer than the published one
 Events: reserve (a new group), issue (members that waited), reissue (some of them given up before),
         expired, worker_joined, worker_lost
 ]]
@@ -140,7 +142,7 @@ transition.define({
   apply = function(run, args)
     if args.version > run.state.version then
       refuse.with(
-        "INVALID",
+        "STATE_LOST",
         "worker %s says it serves version %d but only %d is published",
         args.worker,
         args.version,

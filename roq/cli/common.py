@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -17,19 +17,8 @@ from click.core import ParameterSource
 from roq.admin.server import wait_for_server
 from roq.client import Scheduler
 from roq.config import load_job
-from roq.errors import (
-    ConfigError,
-    ConfigMismatch,
-    Invalid,
-    InvalidTrajectory,
-    NotAllowed,
-    NotReady,
-    RoqError,
-    UnknownGroup,
-    UnknownRun,
-    UnknownWorker,
-    UnsuitableServer,
-)
+from roq.errors import ConfigError, RoqError, UnknownRun
+from roq.processes import report_error
 from roq.run.embedded_server import EmbeddedServer
 
 __all__ = [
@@ -45,20 +34,6 @@ __all__ = [
     "target",
 ]
 
-# What the caller can only mend by writing something else: exit code 2. All other errors: 1.
-BAD_INPUT = (
-    ConfigError,
-    ConfigMismatch,
-    Invalid,
-    InvalidTrajectory,
-    NotAllowed,
-    NotReady,
-    UnknownGroup,
-    UnknownRun,
-    UnknownWorker,
-    UnsuitableServer,
-)
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -70,17 +45,12 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except RoqError as error:
-            fail(error)
+            raise SystemExit(report_error("roq", error)) from None
         except BrokenPipeError:  # the reader of our output has gone: click knows what to do
             raise
         except OSError as error:  # a path of the user's that cannot be
-            fail(ConfigError(f"{error}; mend the path, or its permissions"))
-
-
-def fail(error: RoqError) -> NoReturn:
-    """Say the error in one plain line and exit."""
-    notice(f"roq: {' '.join(str(error).split())}")
-    raise SystemExit(2 if isinstance(error, BAD_INPUT) else 1)
+            unusable = ConfigError(f"{error}; check the path and its permissions")
+            raise SystemExit(report_error("roq", unusable)) from None
 
 
 def notice(text: str) -> None:

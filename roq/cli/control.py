@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import click
 
 from roq.cli.common import Target, as_json, echo_json, table, target
-from roq.errors import NotReady
+from roq.errors import Invalid, NotReady
 from roq.protocol import library
 
 __all__ = ["COMMANDS"]
@@ -105,7 +105,7 @@ def dead(target: Target, requeue: tuple[int, ...], requeue_all: bool, reason: st
         letters = scheduler.dead()
         known = {letter.ordinal for letter in letters}
         if unknown := [ordinal for ordinal in requeue if ordinal not in known]:
-            raise NotReady(f"not dead letters: {', '.join(map(str, unknown))}; nothing was put back")
+            raise Invalid(f"not dead letters: {', '.join(map(str, unknown))}; nothing was put back")
         chosen: list[int] = []
         for ordinal in sorted(known) if requeue_all else sorted(set(requeue)):
             with suppress(NotReady):  # somebody else has put it back meanwhile

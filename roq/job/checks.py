@@ -149,10 +149,11 @@ _TRY_IMPORT = """\
 import sys
 from roq.errors import RoqError
 from roq.rewards import load_function
+from roq.text import one_line
 try:
     load_function(sys.argv[1], sys.argv[2])
 except RoqError as error:
-    sys.exit(" ".join(str(error).split()))
+    sys.exit(one_line(error))
 """
 
 

@@ -25,10 +25,10 @@ from urllib.parse import quote
 import msgspec
 
 from roq.admin.server import OLDEST, ping
-from roq.errors import RoqError, UnsuitableServer
+from roq.errors import ServerFailed, UnsuitableServer
 from roq.processes import Record, finish, start_mark, stop, tail
 
-__all__ = ["EmbeddedServer", "ServerError", "find_binary"]
+__all__ = ["EmbeddedServer", "find_binary"]
 
 START_S = 3.0  # from exec to the first answer; about 0.1 s is usual
 LOAD_S = 120.0  # reading a large AOF back
@@ -56,10 +56,6 @@ auto-aof-rewrite-min-size 32mb
 maxmemory 0
 maxmemory-policy noeviction
 """
-
-
-class ServerError(RoqError):
-    """The embedded server could not be started or stopped; the message ends with its log's last lines."""
 
 
 def find_binary(prefer: str | None = None) -> tuple[Path, str]:
@@ -155,7 +151,7 @@ class EmbeddedServer:
 
         Raises:
             UnsuitableServer: no binary to start.
-            ServerError: it did not come up; the message holds the end of its log.
+            ServerFailed: it did not come up; the message holds the end of its log.
         """
         if self.alive and ping(self.url) == "ready":
             return False
@@ -180,7 +176,7 @@ class EmbeddedServer:
                     [binary, conf], capture_output=True, text=True, timeout=START_S, check=False
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
-                raise ServerError(f"{binary} did not start: {error}") from None
+                raise ServerFailed(f"{binary} did not start: {error}") from None
             if started.returncode != 0:
                 said = " ".join((started.stdout + started.stderr).split())[-500:]
                 raise self._failed(f"{binary} refused to start: {said}")
@@ -212,7 +208,7 @@ class EmbeddedServer:
                 except BlockingIOError:
                     if time.monotonic() > deadline:
                         who = f"another process has been starting the server in {self.folder}"
-                        raise ServerError(f"{who} for {START_S + LOAD_S:.0f} s; end it first") from None
+                        raise ServerFailed(f"{who} for {START_S + LOAD_S:.0f} s; end it first") from None
                     time.sleep(0.05)
             yield
 
@@ -222,7 +218,7 @@ class EmbeddedServer:
         if not self.socket.parent.is_dir() or self.socket.parent == self.folder:
             short = Path(tempfile.mkdtemp(prefix="roq-")) / "redis.sock"  # mode 0700
             if len(os.fsencode(short)) > SOCKET_BYTES:
-                raise ServerError(f"{short} is too long a path for a unix socket; set TMPDIR to a short one")
+                raise ServerFailed(f"{short} is too long a path for a unix socket; set TMPDIR to a short one")
             (self.folder / "socket").write_text(f"{short}\n", encoding="utf-8")
 
     def _write_record(self, binary: Path) -> None:
@@ -263,9 +259,9 @@ class EmbeddedServer:
                 say("the server is reading its data back")
             time.sleep(0.02)
 
-    def _failed(self, what: str) -> ServerError:
+    def _failed(self, what: str) -> ServerFailed:
         last = " | ".join(tail(self.log, 4))
-        return ServerError(f"{what}; its log {self.log} " + (f"ends: {last}" if last else "is empty"))
+        return ServerFailed(f"{what}; its log {self.log} " + (f"ends: {last}" if last else "is empty"))
 
 
 def _quoted(path: Path) -> str:

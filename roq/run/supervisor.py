@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from roq.errors import ConfigError, RoqError
+from roq.errors import ConfigError, ProcessFailed
 from roq.processes import (
     Record,
     exit_code,
@@ -29,15 +29,9 @@ from roq.processes import (
     write_records,
 )
 
-__all__ = ["ProcessFailed", "Restarts", "Supervisor", "running_supervisor", "sole_supervisor"]
-
-USAGE = 2  # exit code of a process whose configuration cannot work: starting it again cannot help
+__all__ = ["Restarts", "Supervisor", "running_supervisor", "sole_supervisor"]
 
 LOCK = "up.lock"  # in the run's folder, from the first moment of a supervisor on
-
-
-class ProcessFailed(RoqError):
-    """A process ended too often to go on; the message ends with the last lines of its log."""
 
 
 class Restarts(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,7 +153,7 @@ class Supervisor:
         if lost is None and workers and all(child.fatal for child in workers):
             lost = workers[-1]
         if lost is not None:
-            raise (ConfigError if lost.code == USAGE else ProcessFailed)(lost.fatal)
+            raise (ConfigError if lost.code == ConfigError.exit_code else ProcessFailed)(lost.fatal)
 
     @property
     def finished(self) -> bool:
@@ -216,7 +210,7 @@ class Supervisor:
         child.failures += 1
         how = _how(child.code)
         last = tail(child.log, 5)
-        if child.code == USAGE or child.failures >= self._restarts.most:
+        if child.code == ConfigError.exit_code or child.failures >= self._restarts.most:
             times = f"{child.failures} times in a row" if child.failures > 1 else "and cannot go on"
             child.fatal = f"{child.name} {how} {times}; {child.log} ends: {_last_error(child.log)}"
             self._say(child.fatal)
@@ -254,7 +248,7 @@ class Supervisor:
 def _last_error(log: Path) -> str:
     """The line in which the process itself said what is wrong (torchrun adds a lot to it), or the last."""
     lines = tail(log, 200, limit=65536)
-    own = [line for line in lines if line.startswith(("roq-trainer:", "roq worker:"))]
+    own = [line for line in lines if line.startswith(("roq-trainer:", "roq-worker:"))]
     return (own or lines or ["(empty)"])[-1]
 
 

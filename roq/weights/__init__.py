@@ -24,9 +24,9 @@ from roq.config import Run
 from roq.weights.fetch import cache_folder, fetch
 from roq.weights.folder import FolderStore
 from roq.weights.objects import ObjectStore
-from roq.weights.remote import StoreFailed, is_url
+from roq.weights.remote import is_url
 
-__all__ = ["FolderStore", "ObjectStore", "StoreFailed", "cache_folder", "fetch", "is_url", "weight_store"]
+__all__ = ["FolderStore", "ObjectStore", "cache_folder", "fetch", "is_url", "weight_store"]
 
 
 def weight_store(run: Run) -> FolderStore | ObjectStore:

@@ -20,7 +20,8 @@ import torch
 from torch import distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from roq.weights.messages import Offer, Tensor, TransferFailed
+from roq.errors import TransferFailed
+from roq.weights.messages import Offer, Tensor
 
 __all__ = ["DTYPES", "Group", "buckets", "check", "receive", "send"]
 

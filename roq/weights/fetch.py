@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from roq.errors import StoreFailed
 from roq.text import is_file_name
 from roq.weights.remote import (
-    StoreFailed,
     digest,
     is_url,
     open_url,

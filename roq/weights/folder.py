@@ -8,8 +8,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from roq.errors import ConfigError
-from roq.weights.remote import StoreFailed
+from roq.errors import ConfigError, StoreFailed
 from roq.weights.safetensors import check_weights
 
 __all__ = ["OWNER", "FolderStore", "check_owner", "is_in", "name_in", "new_name", "version_of"]

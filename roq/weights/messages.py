@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import msgspec
 
-from roq.errors import RoqError
+from roq.errors import TransferFailed
 
 __all__ = [
     "BUCKET_BYTES",
@@ -26,7 +26,6 @@ __all__ = [
     "Meeting",
     "Offer",
     "Tensor",
-    "TransferFailed",
     "decode",
     "encode",
     "notice_death",
@@ -36,10 +35,6 @@ __all__ = [
 BUCKET_BYTES = 64 << 20  # what a sender puts together at most; two are under way
 LINE_BYTES = 64 << 20  # the offer of a model with a million tensors
 SILENT_S = 20  # a host that does not acknowledge for so long has vanished
-
-
-class TransferFailed(RoqError):
-    """Weights did not come over the network; they can be read from their files."""
 
 
 class Hello(msgspec.Struct, frozen=True):

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import msgspec
 
+from roq.errors import StoreFailed, VersionLost
 from roq.weights.folder import OWNER, check_owner, is_in, name_in, new_name, version_of
 from roq.weights.remote import (
     MANIFEST,
     File,
-    Lost,
     Manifest,
-    StoreFailed,
     digest,
     open_url,
     parallel,
@@ -91,7 +90,7 @@ class ObjectStore:
 
         try:
             return persist(location, look)
-        except Lost:
+        except VersionLost:
             return False
 
     def stored(self) -> dict[str, int]:

@@ -12,15 +12,13 @@ from typing import Any, TypeVar, cast
 import msgspec
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-from roq.errors import ConfigError, RoqError
+from roq.errors import ConfigError, RoqError, StoreFailed, VersionLost
 from roq.text import is_file_name
 
 __all__ = [
     "MANIFEST",
     "File",
-    "Lost",
     "Manifest",
-    "StoreFailed",
     "digest",
     "is_url",
     "open_url",
@@ -35,14 +33,6 @@ ATTEMPTS = 5
 PARALLEL = 4  # files on their way at once
 
 T = TypeVar("T")
-
-
-class StoreFailed(RoqError):
-    """An object store cannot be reached, refuses, or gave something else than was put there."""
-
-
-class Lost(StoreFailed):
-    """No such version, or not a whole one: asking again does not help."""
 
 
 class File(msgspec.Struct, frozen=True):
@@ -86,17 +76,17 @@ def read_manifest(fs: Any, prefix: str) -> Manifest:
     """The manifest under ``prefix``.
 
     Raises:
-        Lost: there is none, or none that can be believed.
+        VersionLost: there is none, or none that can be believed.
     """
     try:
         manifest = msgspec.json.decode(fs.cat_file(f"{prefix}/{MANIFEST}"), type=Manifest)
     except FileNotFoundError:
-        raise Lost(f"{prefix}: no complete version of weights is there") from None
+        raise VersionLost(f"{prefix}: no complete version of weights is there") from None
     except msgspec.DecodeError as error:
-        raise Lost(f"{prefix}/{MANIFEST}: {error}") from None
+        raise VersionLost(f"{prefix}/{MANIFEST}: {error}") from None
     # They become names on this disk.
     if odd := [name for name in manifest.files if not is_file_name(name)]:
-        raise Lost(f"{prefix}/{MANIFEST} names a file {odd[0]!r}")
+        raise VersionLost(f"{prefix}/{MANIFEST} names a file {odd[0]!r}")
     return manifest
 
 
@@ -130,14 +120,14 @@ def persist(what: str, action: Callable[[], T]) -> T:
         except RoqError:
             raise
         except FileNotFoundError as error:
-            raise Lost(f"{what}: {error}") from error
+            raise VersionLost(f"{what}: {error}") from error
         except Exception as error:
             raise StoreFailed(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from error
 
     retrying = Retrying(
         stop=stop_after_attempt(ATTEMPTS),
         wait=wait_exponential(multiplier=1, max=8),
-        retry=retry_if_exception(lambda e: isinstance(e, StoreFailed) and not isinstance(e, Lost)),
+        retry=retry_if_exception(lambda e: isinstance(e, StoreFailed) and not isinstance(e, VersionLost)),
         reraise=True,
     )
     return retrying(attempt)

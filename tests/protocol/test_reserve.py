@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from roq import Invalid, RunConfig, Scheduler, UnknownRun
+from roq import Invalid, RunConfig, Scheduler, StateLost, UnknownRun
 from tests.protocol.play import Named, trajectory
 
 
@@ -112,7 +112,7 @@ def test_a_worker_that_lags_gets_an_earlier_deadline(sched: Scheduler) -> None:
 
 def test_unpublished_version(sched: Scheduler) -> None:
     sched.create(RunConfig(eta=1, batch_size=2))
-    with pytest.raises(Invalid, match="only 0 is published"):
+    with pytest.raises(StateLost, match="only 0 is published"):
         sched.reserve("w0", 1, 1)
 
 

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from roq.admin.server import check_server, masked, wait_for_server
-from roq.errors import ConfigError, ServerUnavailable, UnsuitableServer
-from roq.run.embedded_server import EmbeddedServer, ServerError, find_binary
+from roq.errors import ConfigError, ServerFailed, ServerUnavailable, UnsuitableServer
+from roq.run.embedded_server import EmbeddedServer, find_binary
 
 
 @pytest.fixture(params=["redis", "valkey"])
@@ -138,7 +138,7 @@ def test_a_failed_start_tells_the_end_of_the_log(server: EmbeddedServer) -> None
     server.start()
     server.stop()
     (server.folder / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
-    with pytest.raises(ServerError, match=r"server\.log ends: .*(manifest|AOF|append only)"):
+    with pytest.raises(ServerFailed, match=r"server\.log ends: .*(manifest|AOF|append only)"):
         server.start()
 
 
@@ -146,7 +146,7 @@ def test_a_frozen_server_is_reported_within_bounds(server: EmbeddedServer) -> No
     server.start()
     os.kill(server.record.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(ServerError, match="gave no answer on its socket"):
+        with pytest.raises(ServerFailed, match="gave no answer on its socket"):
             server.start()
     finally:
         os.kill(server.record.pid, signal.SIGCONT)

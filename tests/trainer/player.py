@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from trainer_support import TEMPERATURE, VOCAB
 
 from roq import Reservation, Scheduler, Trajectory
-from roq.weights import StoreFailed, fetch
+from roq.errors import StoreFailed
+from roq.weights import fetch
 
 
 class Player:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from trainer_support import make_batch
 
 from roq import Trajectory
-from roq_trainer.data import Sample, SequenceTooLong, deal, micro_batches, micro_count
+from roq.errors import SequenceTooLong
+from roq_trainer.data import Sample, deal, micro_batches, micro_count
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 5), st.integers(0, 50), st.integers(1, 6))

@@ -8,10 +8,10 @@ import pytest
 from trainer_support import make_batch
 
 from roq.config import Training
-from roq.errors import RunEnded, ServerUnavailable
+from roq.errors import RunEnded, ServerUnavailable, Stalled
 from roq.types import Batch, BufferStatus, Ledger, Status, WaitingSlot, WorkerStatus
 from roq_trainer import waiting
-from roq_trainer.waiting import Order, Stalled, Waiter, describe
+from roq_trainer.waiting import Order, Waiter, describe
 
 LIVE = WorkerStatus(worker="w0", lease_left_s=20.0)
 BUFFER = BufferStatus(buffer=3, occupied=5, reserved=2, empty=1, state="PENDING")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from roq.config import Run
-from roq.errors import ConfigError
-from roq.weights import FolderStore, ObjectStore, StoreFailed, fetch, weight_store
+from roq.errors import ConfigError, StoreFailed
+from roq.weights import FolderStore, ObjectStore, fetch, weight_store
 
 Store = FolderStore | ObjectStore
 

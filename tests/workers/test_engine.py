@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from roq.config import Rollout
-from roq.errors import ConfigError
+from roq.errors import ConfigError, StoreFailed, WeightsError
 from roq.trajectory import Response
-from roq.weights import ObjectStore, StoreFailed
+from roq.weights import ObjectStore
 from roq_worker.engine import Engine
-from roq_worker.model_folder import WeightsError
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

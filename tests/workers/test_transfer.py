@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from roq.config import Rollout
+from roq.errors import EngineError, WeightsError
 from roq.weights import broadcast
-from roq_worker.engine import Engine, EngineError
-from roq_worker.model_folder import WeightsError
+from roq_worker.engine import Engine
 from tests.workers.test_engine import PROMPT, collect, largest_difference, reference, swap_midway
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]

@@ -8,8 +8,8 @@ import sys
 
 import click
 
-from roq.errors import ConfigError, RoqError
-from roq.processes import die_with_parent, watch_parent
+from roq.errors import PeerFailed, RoqError
+from roq.processes import die_with_parent, report_error, watch_parent
 
 __all__ = ["main"]
 
@@ -49,16 +49,14 @@ def main(url: str, run: str, address: str | None) -> None:
         level=logging.WARNING, stream=sys.stderr, format=f"%(asctime)s rank {rank} %(name)s: %(message)s"
     )
     logging.getLogger("roq").setLevel(logging.INFO if rank == 0 else logging.WARNING)
-    from roq_trainer import parallel
     from roq_trainer.train import train
 
     try:
         train(url, run, address)
-    except parallel.PeerFailed:
+    except PeerFailed:
         code = 1  # rank 0 says why
     except RoqError as error:
-        click.echo(f"roq-trainer: {error}", err=True)
-        code = 2 if isinstance(error, ConfigError) else 1
+        code = report_error("roq-trainer", error)
     else:
         return
     # Not sys.exit: tearing the process groups down would wait for ranks that may be gone.

@@ -14,16 +14,12 @@ from typing import Protocol
 
 import torch
 
-from roq.errors import RoqError
+from roq.errors import SequenceTooLong
 from roq.trajectory import Trajectory
 from roq.types import Batch, BatchGroup
 from roq_trainer.parallel import broadcast_bytes, model_parallel_group
 
-__all__ = ["MicroBatch", "Sample", "SequenceTooLong", "deal", "fetch", "micro_batches", "micro_count"]
-
-
-class SequenceTooLong(RoqError):
-    """A trajectory does not fit ``trainer.max_seq_tokens``."""
+__all__ = ["MicroBatch", "Sample", "deal", "fetch", "micro_batches", "micro_count"]
 
 
 class _Payloads(Protocol):

@@ -15,11 +15,10 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from roq.config import Training
-from roq.errors import ConfigError, RoqError
+from roq.errors import ConfigError, PeerFailed
 from roq_trainer.cpu import BACKEND, HAVE_CUDA, megatron_device, use_one_thread
 
 __all__ = [
-    "PeerFailed",
     "broadcast_bytes",
     "close",
     "device",
@@ -38,10 +37,6 @@ T = TypeVar("T")
 # Rank 0 reports to the others every few seconds even while it waits for a batch, so a silence this long
 # means that a rank is gone. Writing the weights of a large model is what may take minutes.
 TIMEOUT = dt.timedelta(minutes=30)
-
-
-class PeerFailed(RoqError):
-    """Rank 0 failed and said so; it reports the cause itself."""
 
 
 def device() -> torch.device:

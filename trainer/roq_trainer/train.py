@@ -32,7 +32,7 @@ from megatron.core import parallel_state
 from roq import Scheduler
 from roq.client.connect import own_address
 from roq.config import Job
-from roq.errors import ConfigError, RoqError
+from roq.errors import ConfigError, Diverged
 from roq.job.checks import check_lengths
 from roq.job.stored import read_job
 from roq.processes import unique_name
@@ -42,15 +42,11 @@ from roq_trainer.cpu import megatron_device
 from roq_trainer.sender import Sender
 from roq_trainer.waiting import Order, Waiter
 
-__all__ = ["Diverged", "train"]
+__all__ = ["train"]
 
 log = logging.getLogger("roq.trainer")
 
 RETRY_S = 300.0  # Redis may be away for so long before the trainer gives up
-
-
-class Diverged(RoqError):
-    """The gradient is not a number; training on would publish broken weights."""
 
 
 @megatron_device()

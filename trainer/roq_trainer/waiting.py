@@ -10,10 +10,10 @@ from typing import Literal, Protocol
 import msgspec
 
 from roq.config import Training
-from roq.errors import RoqError, RunEnded, ServerUnavailable
+from roq.errors import RunEnded, ServerUnavailable, Stalled
 from roq.types import Batch, Status
 
-__all__ = ["Order", "Stalled", "Waiter", "describe"]
+__all__ = ["Order", "Waiter", "describe"]
 
 log = logging.getLogger("roq.trainer")
 
@@ -21,10 +21,6 @@ POLL_S = 1.0  # one sleep for a signal; taking again also drives the scheduler's
 ORDER_S = 10.0  # the other ranks hear from rank 0 at least this often
 LOOK_S = 5.0  # how often the run's status is looked at while waiting
 LOG_S = 30.0  # how often it is logged
-
-
-class Stalled(RoqError):
-    """Nothing will come: no live worker, or no progress, for longer than the job allows."""
 
 
 class Order(msgspec.Struct, frozen=True):

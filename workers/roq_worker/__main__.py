@@ -12,7 +12,8 @@ import warnings
 
 import click
 
-from roq.errors import ConfigError, RoqError
+from roq.errors import RoqError
+from roq.processes import report_error
 
 
 @click.command()
@@ -36,8 +37,7 @@ def main(url: str, run: str, name_prefix: str) -> None:
     try:
         asyncio.run(rollout(url, run, name_prefix))
     except RoqError as error:
-        print(f"roq worker: {' '.join(str(error).split())}", file=sys.stderr)
-        code = 2 if isinstance(error, ConfigError) else 1
+        code = report_error("roq-worker", error)
     _end(code)
 
 

@@ -21,14 +21,14 @@ from typing import Any
 import msgspec
 
 from roq.config import Rollout
-from roq.errors import RoqError
+from roq.errors import EngineError, RoqError, StoreFailed, TransferFailed, WeightsError
 from roq.text import one_line
 from roq.trajectory import Response
-from roq.weights import StoreFailed, fetch, is_url
-from roq.weights.messages import Offer, TransferFailed
-from roq_worker.model_folder import Shapes, WeightsError, read_shapes
+from roq.weights import fetch, is_url
+from roq.weights.messages import Offer
+from roq_worker.model_folder import Shapes, read_shapes
 from roq_worker.receiver import Receiver
-from roq_worker.vllm_start import EngineError, start_vllm
+from roq_worker.vllm_start import start_vllm
 
 __all__ = ["Delta", "Engine", "EngineError"]
 

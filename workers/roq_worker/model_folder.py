@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from roq.errors import ConfigError, RoqError
+from roq.errors import ConfigError, WeightsError
 from roq.job import checks
 from roq.weights.safetensors import read_header, weight_files
 
-__all__ = ["Shapes", "WeightsError", "check_model", "read_shapes", "resolve_model"]
+__all__ = ["Shapes", "check_model", "read_shapes", "resolve_model"]
 
 Shapes = dict[str, tuple[int, ...]]
-
-
-class WeightsError(RoqError):
-    """Published weights that cannot be loaded; the engine still has the weights it had before."""
 
 
 def resolve_model(location: str) -> Path:

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from roq.errors import SenderSilent, TransferFailed
 from roq.weights import messages
-from roq.weights.messages import TransferFailed
 
 __all__ = ["Receiver"]
 
@@ -57,7 +57,7 @@ class Receiver:
                 offer = await self._read(messages.Offer, OFFER_S)
         except TransferFailed as error:
             self.close()
-            if isinstance(error, _Silent):
+            if isinstance(error, SenderSilent):
                 self._silent, self._avoid_until = sender, time.monotonic() + AVOID_S
             raise
         if offer.error:  # the connection is as good as before
@@ -89,7 +89,7 @@ class Receiver:
         place = {"backend": meeting.backend, "host": host, "port": meeting.port, "name": meeting.name}
         here = self._writer.get_extra_info("sockname")[0]
         if trouble := await self._meet(place | {"size": self._ranks + 1, "address": here}):
-            raise _Silent(f"the engine did not meet the sender at {host}:{port}: {trouble}")
+            raise SenderSilent(f"the engine did not meet the sender at {host}:{port}: {trouble}")
         self._sender = sender
 
     async def _ask(self, message: msgspec.Struct, kind: type[Any], limit_s: float) -> Any:
@@ -103,7 +103,7 @@ class Receiver:
             async with asyncio.timeout(limit_s):
                 return messages.decode(await self._reader.readline(), kind)
         except TimeoutError:
-            raise _Silent(f"the trainer's sender said nothing within {limit_s:g} s") from None
+            raise SenderSilent(f"the trainer's sender said nothing within {limit_s:g} s") from None
         except (OSError, ValueError, TransferFailed) as error:
             raise TransferFailed(f"the trainer's sender ended the connection: {error}") from None
 
@@ -122,7 +122,7 @@ async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.Str
     except ConnectionRefusedError:
         raise TransferFailed(f"no sender at {host}:{port} any more, or none that is reached by it") from None
     except (OSError, ValueError) as error:  # the latter of names that cannot be one
-        raise _Silent(
+        raise SenderSilent(
             f"the trainer's sender at {host}:{port} is not reached ({str(error) or 'no answer'}); if workers "
             "reach that host by another address, start the trainer with --address; no firewall may be between"
         ) from None
@@ -130,7 +130,3 @@ async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.Str
 
 def _name(location: str) -> str:
     return location.rstrip("/").rpartition("/")[2]
-
-
-class _Silent(TransferFailed):
-    """It does not answer: asking again at once would only cost as much again."""

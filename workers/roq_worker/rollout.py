@@ -36,18 +36,24 @@ import msgspec
 
 from roq.client import Scheduler
 from roq.client.async_scheduler import AsyncScheduler
-from roq.errors import Fenced, Invalid, InvalidTrajectory, RewardError, UnknownWeights
+from roq.errors import (
+    EngineError,
+    Fenced,
+    Invalid,
+    InvalidTrajectory,
+    RewardError,
+    StoreFailed,
+    UnknownWeights,
+    WeightsError,
+)
 from roq.processes import unique_name
 from roq.trajectory import Trajectory
 from roq.types import Renewal, Reservation
-from roq.weights import StoreFailed
 from roq_worker.draft import Draft, may_continue, member_of, seed_of
-from roq_worker.engine import EngineError
 from roq_worker.function_pool import PostProcess, Rewards
 from roq_worker.hand_in import HandIn
 from roq_worker.heartbeat import STALLED_AFTER_S, Heartbeat
 from roq_worker.metrics import Counters, Log, Rate
-from roq_worker.model_folder import WeightsError
 from roq_worker.setup import Stopped, read_work, start_engine, unless
 from roq_worker.texts import encode
 

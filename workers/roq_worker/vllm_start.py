@@ -8,20 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from roq.config import Rollout
-from roq.errors import ConfigError, RoqError
+from roq.errors import ConfigError, EngineError
 from roq.processes import start_mark
 from roq.text import one_line
 from roq_worker import cpu
 from roq_worker.model_folder import Shapes, check_model, resolve_model
 
-__all__ = ["BACKEND", "WORKER", "EngineError", "start_vllm"]
+__all__ = ["BACKEND", "WORKER", "start_vllm"]
 
 BACKEND = "roq"  # the weight-transfer backend that roq_worker.weight_transfer registers
 WORKER = "ROQ_WORKER_PROCESS"  # tells the engine's processes whom to end with: "pid mark"
-
-
-class EngineError(RoqError):
-    """vLLM failed or died; what it was generating is lost to this worker."""
 
 
 def start_vllm(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from roq.admin.doctor.finding import Finding, fail, ok, warn
 from roq.config import Job
-from roq.errors import RoqError
+from roq.errors import RoqError, TransferFailed
 from roq.job.checks import check_model
 from roq.text import size
 from roq.types import WeightsRef
@@ -60,7 +60,7 @@ def _answers(sender: str) -> bool:
             # An engine of no ranks: it is sent away, so something is alive there.
             connection.sendall(messages.encode(messages.Hello(secret, ranks=0)))
             return bool(connection.recv(1))
-    except (OSError, ValueError, messages.TransferFailed):
+    except (OSError, ValueError, TransferFailed):
         return False
 
 
