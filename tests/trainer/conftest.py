@@ -20,10 +20,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two tiny Qwen3 models: ``tied`` and ``untied``."""
-    from trainer_support import make_model
+    """A folder with tiny models of each architecture, called ``qwen3-tied``, ``qwen3-untied`` and so on."""
+    from trainer_support import MODEL_TYPES, make_model
 
     root = tmp_path_factory.mktemp("models")
-    for kind in ("tied", "untied"):
-        make_model(root / kind, tied=kind == "tied")
+    for model_type in MODEL_TYPES:
+        for kind in ("tied", "untied"):
+            make_model(root / f"{model_type}-{kind}", tied=kind == "tied", model_type=model_type)
     return root

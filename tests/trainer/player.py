@@ -40,10 +40,10 @@ class Player:
 
     def load(self, folder: Path) -> None:
         if self.version < 0:
-            from transformers import Qwen3ForCausalLM
+            from transformers import AutoModelForCausalLM
 
             torch.set_num_threads(1)  # idle threads of this process would spin where the trainer works
-            self.model = Qwen3ForCausalLM.from_pretrained(folder).eval()
+            self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
         # Not strict: tied weights are stored once.
         self.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
 

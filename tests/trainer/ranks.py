@@ -23,7 +23,8 @@ from roq.config import Training
 from roq.types import Batch, BatchGroup
 from roq_trainer import checkpoint, data, loss, parallel, step, weights
 from roq_trainer.cpu import megatron_device
-from roq_trainer.model import ModelShape, build_model, build_optimizer, read_shape
+from roq_trainer.model import build_model, build_optimizer, read_shape
+from roq_trainer.models import ModelShape
 
 
 class Payloads:
@@ -145,10 +146,9 @@ def main() -> None:
     parallel.open_world()
     parallel.open_parallel(training, seed=0)
     with megatron_device():
-        for kind in ("tied", "untied") if what == "parts" else ("tied",):
-            folder = Path(source) / kind
-            shape = read_shape(folder)
-            {"parts": parts, "checkpoint": checkpoints}[what](training, shape, folder, Path(out) / kind)
+        for folder in sorted(Path(source).glob("*" if what == "parts" else "qwen3-tied")):
+            exercise = {"parts": parts, "checkpoint": checkpoints}[what]
+            exercise(training, read_shape(folder), folder, Path(out) / folder.name)
             dist.barrier()
     parallel.close()
 

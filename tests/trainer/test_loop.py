@@ -83,7 +83,7 @@ def prepare(servers: Callable[[str], Any], models: Path, tmp_path: Path) -> Call
 
     def prepare(
         protocol: dict[str, Any] | None = None,
-        kind: str = "untied",
+        kind: str = "qwen3-untied",
         logging: dict[str, Any] | None = None,
         store: str | None = None,
         **training: Any,
@@ -112,7 +112,8 @@ def prepare(servers: Callable[[str], Any], models: Path, tmp_path: Path) -> Call
 
 
 @pytest.mark.parametrize(
-    ("ranks", "kind"), [({}, "untied"), ({"data_parallel": 2}, "tied"), ({"tensor_parallel": 2}, "tied")]
+    ("ranks", "kind"),
+    [({}, "qwen3-untied"), ({"data_parallel": 2}, "qwen3-tied"), ({"tensor_parallel": 2}, "qwen3-tied")],
 )
 def test_trains_to_the_end(prepare, ranks: dict[str, int], kind: str) -> None:
     loggers = {"tensorboard": True, "wandb": {"project": "x", "mode": "offline"}} if not ranks else {}

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainer_support import TEMPERATURE, make_batch, run_ranks
+from trainer_support import MODEL_TYPES, TEMPERATURE, make_batch, run_ranks
 
 from roq.config import Training
 
 pytestmark = pytest.mark.slow
 
-KINDS = ("tied", "untied")
+KINDS = [f"{model_type}-{kind}" for model_type in MODEL_TYPES for kind in ("tied", "untied")]
 SPLITS = {"single": (1, 1, 1), "tp2": (2, 1, 1), "pp2": (1, 2, 1), "dp2": (1, 1, 2)}
 RANKS = str(Path(__file__).with_name("ranks.py"))
 
@@ -34,13 +34,13 @@ def outputs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 @pytest.fixture(scope="module")
 def reference(models: Path) -> dict[str, dict[str, object]]:
     """Logits, gradients and sums from Hugging Face's model and the formulas written out once more."""
-    from transformers import Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM
 
     out: dict[str, dict[str, object]] = {}
     training = Training()
     batch, payloads = make_batch(version=3, seed=1, groups=3)
     for kind in KINDS:
-        model = Qwen3ForCausalLM.from_pretrained(models / kind, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_pretrained(models / kind, attn_implementation="eager")
         tokens = torch.arange(24).reshape(2, 12) * 7 % model.config.vocab_size
         with torch.no_grad():
             logits = model(tokens).logits
@@ -128,8 +128,8 @@ def test_restored_training_equals_training_that_never_stopped(
     tp, pp, dp = SPLITS[split]
     done = run_ranks(tp * pp * dp, RANKS, "checkpoint", str(tp), str(pp), str(dp), str(models), str(tmp_path))
     assert done.returncode == 0, done.stderr[-4000:]
-    straight = load_file(tmp_path / "tied" / "straight" / "model.safetensors")
-    resumed = load_file(tmp_path / "tied" / "resumed" / "model.safetensors")
+    straight = load_file(tmp_path / "qwen3-tied" / "straight" / "model.safetensors")
+    resumed = load_file(tmp_path / "qwen3-tied" / "resumed" / "model.safetensors")
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
-    kept = sorted(path.name for path in (tmp_path / "tied" / "checkpoints").iterdir())
+    kept = sorted(path.name for path in (tmp_path / "qwen3-tied" / "checkpoints").iterdir())
     assert kept == ["step_00000002", "step_00000003"]

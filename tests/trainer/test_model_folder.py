@@ -24,7 +24,7 @@ from roq_trainer.train import lost_newest
 
 @pytest.fixture
 def folder(models: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(models / "untied", tmp_path / "model"))
+    return Path(shutil.copytree(models / "qwen3-untied", tmp_path / "model"))
 
 
 def change(folder: Path, **values: object) -> None:
@@ -42,10 +42,12 @@ def change(folder: Path, **values: object) -> None:
             "has no weights: part-9 is missing",
         ),
         (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
-        (lambda f: change(f, architectures=["LlamaForCausalLM"]), "LlamaForCausalLM is not supported"),
-        (lambda f: change(f, attention_bias=True), "attention_bias is not supported"),
-        (lambda f: change(f, hidden_act="gelu"), "hidden_act 'gelu' is not supported"),
-        (lambda f: change(f, rope_parameters={"rope_type": "yarn"}), "rope scaling 'yarn' is not supported"),
+        (lambda f: change(f, architectures=["LlamaForCausalLM"]), "LlamaForCausalLM"),
+        (lambda f: change(f, attention_bias=True), "attention_bias = True"),
+        (lambda f: change(f, hidden_act="gelu"), "hidden_act = 'gelu'"),
+        (lambda f: change(f, layer_types=["full_attention", "sliding_attention"]), "layer_types = "),
+        (lambda f: change(f, rope_parameters={"rope_type": "yarn"}), "rope_type = 'yarn'"),
+        (lambda f: change(f, rope_parameters=None, rope_scaling={"type": "linear"}), "rope_type = 'linear'"),
     ],
 )  # fmt: skip
 def test_an_unsuitable_folder_is_refused_with_a_reason(
@@ -71,7 +73,7 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
 )
 def test_a_split_with_a_remainder_is_refused(models: Path, tensor: int, pipeline: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_parallel(read_shape(models / "tied"), tensor, pipeline)
+        check_parallel(read_shape(models / "qwen3-tied"), tensor, pipeline)
 
 
 def test_older_and_newer_configurations_read_the_same(folder: Path) -> None:
@@ -86,8 +88,8 @@ def test_a_large_export_is_several_files_that_hugging_face_reads(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "MAX_FILE_BYTES", 50_000)
-    wanted = load_file(models / "untied" / "model.safetensors")
-    weights._write(iter(wanted.items()), models / "untied", tmp_path / "v1")
+    wanted = load_file(models / "qwen3-untied" / "model.safetensors")
+    weights._write(iter(wanted.items()), models / "qwen3-untied", tmp_path / "v1")
     assert len(list((tmp_path / "v1").glob("model-*.safetensors"))) > 2
     assert find_model(str(tmp_path / "v1")) == tmp_path / "v1"
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "v1")
@@ -98,13 +100,13 @@ def test_a_large_export_is_several_files_that_hugging_face_reads(
 
 def test_an_export_that_dies_midway_leaves_no_version(models: Path, tmp_path: Path) -> None:
     def dying() -> object:
-        yield from list(load_file(models / "untied" / "model.safetensors").items())[:3]
+        yield from list(load_file(models / "qwen3-untied" / "model.safetensors").items())[:3]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        weights._write(dying(), models / "untied", tmp_path / "v00000001")
+        weights._write(dying(), models / "qwen3-untied", tmp_path / "v00000001")
     assert not (tmp_path / "v00000001").exists()
-    weights._write(iter({"a": torch.ones(1)}.items()), models / "untied", tmp_path / "v00000001")
+    weights._write(iter({"a": torch.ones(1)}.items()), models / "qwen3-untied", tmp_path / "v00000001")
     assert [path.name for path in tmp_path.iterdir()] == ["v00000001"]
 
 
@@ -131,7 +133,7 @@ def test_weights_that_were_lost_are_noticed(models: Path, tmp_path: Path) -> Non
 
     assert lost()
     assert not lost(2), "only the published version is anybody's"
-    shutil.copytree(models / "untied", folder)
+    shutil.copytree(models / "qwen3-untied", folder)
     assert not lost()
     file = folder / "model.safetensors"
     data = file.read_bytes()

@@ -1,4 +1,4 @@
-"""What the trainer's tests share: tiny Qwen3 models, made-up batches, and a launcher for ranks."""
+"""What the trainer's tests share: tiny models, made-up batches, and a launcher for ranks."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from roq.types import Batch, BatchGroup, BatchMember
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+MODEL_TYPES = ("qwen3",)  # of every architecture in roq_trainer.models
 VOCAB = 96
 TEMPERATURE = 0.7
 
 
-def make_model(folder: Path, *, tied: bool, layers: int = 2, seed: int = 0) -> Path:
-    """A random Qwen3 of Hugging Face's own making, saved as a model folder."""
+def make_model(folder: Path, *, tied: bool, model_type: str = "qwen3") -> Path:
+    """A random model of Hugging Face's own making, saved as a model folder."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    torch.manual_seed(seed)
-    config = Qwen3Config(
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        model_type,
         vocab_size=VOCAB,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=layers,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
@@ -39,9 +41,9 @@ def make_model(folder: Path, *, tied: bool, layers: int = 2, seed: int = 0) -> P
         tie_word_embeddings=tied,
         initializer_range=0.1,
     )
-    model = Qwen3ForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
-        if "norm" in name:  # a norm of ones would hide a mix-up
+        if "norm" in name or "bias" in name:  # norms of ones and biases of zeros would hide a mix-up
             parameter.data.uniform_(0.5, 1.5)
     model.save_pretrained(folder)
     (folder / "tokenizer_config.json").write_text("{}")

@@ -1,14 +1,16 @@
-"""A Qwen3-shaped Megatron model from a Hugging Face folder's ``config.json``."""
+"""A Megatron model from a Hugging Face folder's ``config.json``.
+
+What is particular to an architecture is in :mod:`roq_trainer.models`.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -16,11 +18,7 @@ from megatron.core.distributed import (
     finalize_model_grads,
 )
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import (
-    HAVE_TE,
-    get_gpt_layer_local_spec,
-    get_gpt_layer_with_transformer_engine_spec,
-)
+from megatron.core.models.gpt.gpt_layer_specs import HAVE_TE, get_gpt_decoder_block_spec
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -28,37 +26,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from roq.config import Training
 from roq.errors import ConfigError
 from roq_trainer.cpu import HAVE_CUDA
+from roq_trainer.models import ModelShape, architectures
 
-__all__ = ["DTYPES", "ModelShape", "build_model", "build_optimizer", "find_model", "read_shape"]
+__all__ = ["DTYPES", "build_model", "build_optimizer", "check_parallel", "find_model", "read_shape"]
 
-ARCHITECTURES = ("Qwen3ForCausalLM",)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The numbers of a ``config.json`` that decide the shape and the mathematics of the model.
-
-    Attributes:
-        layers, hidden, ffn, vocab: depth, width, width of the MLP, rows of the embedding.
-        heads, kv_heads, head_dim: query heads, key/value heads (groups), channels of one head.
-        rope_theta: base of the rotary embedding.
-        norm_eps: epsilon of every RMSNorm.
-        tied: the output layer is the embedding.
-        max_positions: longest sequence the model was made for, in tokens.
-    """
-
-    layers: int
-    hidden: int
-    ffn: int
-    vocab: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rope_theta: float
-    norm_eps: float
-    tied: bool
-    max_positions: int
 
 
 def find_model(path: str) -> Path:
@@ -102,31 +74,32 @@ def read_shape(folder: Path) -> ModelShape:
     """Read and check ``config.json``.
 
     Raises:
-        ConfigError: another architecture, or a variant of Qwen3 that this trainer does not compute.
+        ConfigError: an unknown architecture, or a variant of it that this trainer does not compute.
     """
     where = folder / "config.json"
     try:
-        config: dict[str, Any] = json.loads(where.read_text(encoding="utf-8"))
+        file: dict[str, Any] = json.loads(where.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where} cannot be read: {error}") from None
-    architecture = (config.get("architectures") or ["(none)"])[0]
-    if architecture not in ARCHITECTURES:
+    name = (file.get("architectures") or ["(none)"])[0]
+    architecture = architectures().get(name)
+    if architecture is None:
         raise ConfigError(
-            f"{where}: architecture {architecture} is not supported; use one of {', '.join(ARCHITECTURES)}"
+            f"{where}: architecture {name} is not supported; use one of {', '.join(architectures())}"
         )
-    rope: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    for wrong, what in (
-        (config.get("hidden_act", "silu") != "silu", f"hidden_act {config.get('hidden_act')!r}"),
-        (bool(config.get("attention_bias")), "attention_bias"),
-        (bool(config.get("use_sliding_window")), "use_sliding_window"),
-        (kind != "default", f"rope scaling {kind!r}"),
-    ):
-        if wrong:
-            raise ConfigError(f"{where}: {what} is not supported by the trainer")
+    config = {**architecture.defaults, **_with_flat_rope(file)}
+    for key, accepted in architecture.accepted.items():
+        value = config.get(key, accepted[0])
+        if any(item not in accepted for item in (value if isinstance(value, list) else [value])):
+            supported = " or ".join(map(repr, accepted))
+            raise ConfigError(
+                f"{where}: {key} = {value!r} is not supported by the trainer; it supports {supported}"
+            )
     try:
         heads = int(config["num_attention_heads"])
         return ModelShape(
+            architecture=architecture,
+            config=config,
             layers=int(config["num_hidden_layers"]),
             hidden=int(config["hidden_size"]),
             ffn=int(config["intermediate_size"]),
@@ -134,13 +107,23 @@ def read_shape(folder: Path) -> ModelShape:
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-            rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 1e6))),
-            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             tied=bool(config.get("tie_word_embeddings", False)),
-            max_positions=int(config.get("max_position_embeddings", 32768)),
+            max_positions=int(config["max_position_embeddings"]),
         )
     except KeyError as error:
         raise ConfigError(f"{where}: {error.args[0]} is missing") from None
+
+
+def _with_flat_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` with the rotary settings of transformers 4 and 5 under the same keys."""
+    config = dict(config)
+    rope = {"rope_type": "default"}
+    if "rope_theta" in config:
+        rope["rope_theta"] = config.pop("rope_theta")
+    for key in ("rope_scaling", "rope_parameters"):
+        rope |= config.pop(key, None) or {}
+    rope["rope_type"] = rope.pop("type", rope["rope_type"])
+    return config | {f"rope_parameters.{key}": value for key, value in rope.items()}
 
 
 def check_parallel(shape: ModelShape, tensor: int, pipeline: int) -> None:
@@ -174,12 +157,7 @@ def transformer_config(
         num_attention_heads=shape.heads,
         num_query_groups=shape.kv_heads,
         kv_channels=shape.head_dim,
-        normalization="RMSNorm",
-        layernorm_epsilon=shape.norm_eps,
-        qk_layernorm=True,
-        gated_linear_unit=True,
-        activation_func=F.silu,
-        add_bias_linear=False,
+        **shape.architecture.transformer(shape),
         hidden_dropout=0.0,  # log-probs must not depend on chance, and nothing else draws random numbers
         attention_dropout=0.0,
         attention_softmax_in_fp32=True,
@@ -218,20 +196,17 @@ def build_model(
     if dtype is not torch.float32 and not HAVE_CUDA:
         raise ConfigError("model.dtype must be float32 where there is no GPU")
     config = transformer_config(shape, tensor, pipeline, dtype)
-    if HAVE_CUDA and HAVE_TE:  # not yet run on a GPU
-        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=True)
-    else:
-        spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+    # Transformer Engine has not yet been run on a GPU.
+    spec = get_gpt_decoder_block_spec(config, HAVE_CUDA and HAVE_TE, normalization=config.normalization)
     model: torch.nn.Module = GPTModel(
         config=config,
-        transformer_layer_spec=spec,
+        transformer_layer_spec=spec,  # type: ignore[arg-type]  # annotated too narrowly
         vocab_size=shape.vocab,
         max_sequence_length=shape.max_positions,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=shape.tied,
-        position_embedding_type="rope",
-        rotary_base=shape.rope_theta,  # type: ignore[arg-type]  # annotated int, used as a number
+        **shape.architecture.gpt(shape),
     )
     if HAVE_CUDA:
         model.cuda(torch.cuda.current_device())
@@ -244,7 +219,7 @@ def build_model(
         ),
         module=model,
     )
-    # Without it the gradients of the q and k norms are wrong under TP, and ranks drift apart silently.
+    # Without it the gradients of norms are wrong under TP, and ranks drift apart silently.
     config.finalize_model_grads_func = finalize_model_grads
     return wrapped
 

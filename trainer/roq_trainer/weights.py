@@ -10,9 +10,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from roq.errors import ConfigError
-from roq_trainer.model import ModelShape
+from roq_trainer.models import ModelShape, Row
 from roq_trainer.parallel import pipeline_group, tensor_group
 
 __all__ = ["MAX_FILE_BYTES", "Parameter", "durable_rename", "export", "layout", "load"]
@@ -38,97 +37,80 @@ class Parameter:
     """One parameter of the whole model.
 
     Attributes:
-        name: Megatron's name within its pipeline stage (layers counted from the stage's first).
+        row: its names and shape; Megatron's name is that within its pipeline stage.
         stage: the pipeline stage that holds it.
-        hf: the Hugging Face tensors it is made of.
-        shape: shape of the packed, unsplit tensor.
-        split: the dimension that tensor parallelism splits, or None; "gate_up" when every shard is its
-            part of the gate followed by its part of the up projection.
         exported: False for the second copy of tied embeddings, which the last stage holds.
     """
 
-    name: str
+    row: Row
     stage: int
-    hf: tuple[str, ...]
-    shape: tuple[int, ...]
-    split: Literal[0, 1, "gate_up"] | None
     exported: bool = True
 
 
 def layout(shape: ModelShape, pipeline: int = 1) -> list[Parameter]:
     """Every parameter, in the order in which they are exported."""
-    h, d, per_stage = shape.hidden, shape.head_dim, shape.layers // pipeline
-    table = (shape.vocab, h)
-    out = [Parameter("embedding.word_embeddings.weight", 0, ("model.embed_tokens.weight",), table, 0)]
+    last, per_stage = pipeline - 1, shape.layers // pipeline
+    table = (shape.vocab, shape.hidden)
+    embedding = Row("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), table, 0)
+    norm = Row("decoder.final_layernorm.weight", ("model.norm.weight",), (shape.hidden,))
+    output = Row("output_layer.weight", ("lm_head.weight",), table, 0)
+    out = [Parameter(embedding, 0)]
     for layer in range(shape.layers):
-        stage, local = divmod(layer, per_stage)
-        qkv = tuple(f"self_attn.{part}_proj" for part in "qkv")
-        rows: tuple[tuple[str, tuple[str, ...], tuple[int, ...], Literal[0, 1, "gate_up"] | None], ...] = (
-            ("input_layernorm", ("input_layernorm",), (h,), None),
-            ("self_attention.linear_qkv", qkv, ((shape.heads + 2 * shape.kv_heads) * d, h), 0),
-            ("self_attention.q_layernorm", ("self_attn.q_norm",), (d,), None),
-            ("self_attention.k_layernorm", ("self_attn.k_norm",), (d,), None),
-            ("self_attention.linear_proj", ("self_attn.o_proj",), (h, shape.heads * d), 1),
-            ("pre_mlp_layernorm", ("post_attention_layernorm",), (h,), None),
-            ("mlp.linear_fc1", ("mlp.gate_proj", "mlp.up_proj"), (2 * shape.ffn, h), "gate_up"),
-            ("mlp.linear_fc2", ("mlp.down_proj",), (h, shape.ffn), 1),
-        )
-        for name, hf, size, how in rows:
-            theirs = tuple(f"model.layers.{layer}.{part}.weight" for part in hf)
-            out.append(Parameter(f"decoder.layers.{local}.{name}.weight", stage, theirs, size, how))
-    last = pipeline - 1
-    out.append(Parameter("decoder.final_layernorm.weight", last, ("model.norm.weight",), (h,), None))
+        stage, local = divmod(layer, per_stage)  # Megatron counts from each stage's first layer
+        for row in shape.architecture.layer(shape):
+            hf = tuple(f"model.layers.{layer}.{name}" for name in row.hf)
+            out.append(Parameter(replace(row, name=f"decoder.layers.{local}.{row.name}", hf=hf), stage))
+    out.append(Parameter(norm, last))
     if not shape.tied:
-        out.append(Parameter("output_layer.weight", last, ("lm_head.weight",), table, 0))
+        out.append(Parameter(output, last))
     elif pipeline > 1:
-        tied = ("model.embed_tokens.weight",)
-        out.append(Parameter("output_layer.weight", last, tied, table, 0, exported=False))
+        out.append(Parameter(replace(output, hf=embedding.hf), last, exported=False))
     return out
 
 
-def pack(parameter: Parameter, parts: list[torch.Tensor], shape: ModelShape) -> torch.Tensor:
+def pack(row: Row, parts: list[torch.Tensor], shape: ModelShape) -> torch.Tensor:
     """Hugging Face tensors to Megatron's unsplit one.
 
-    q, k and v are packed per key/value group, [groups, (heads / groups + 2) * head_dim, hidden]: the
-    query heads of a group, then its key, then its value.
+    "qkv" is packed per key/value group, [groups, (heads / groups + 2) * head_dim, ...]: the query heads of
+    a group, then its key, then its value.
     """
-    if len(parts) == 3:
-        grouped = [part.reshape(shape.kv_heads, -1, shape.hidden) for part in parts]
-        return torch.cat(grouped, dim=1).reshape(parameter.shape)
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if row.packing == "qkv":
+        grouped = [part.reshape(shape.kv_heads, -1, *part.shape[1:]) for part in parts]
+        return torch.cat(grouped, dim=1).reshape(row.size)
+    return torch.cat(parts) if row.packing == "gate_up" else parts[0]
 
 
-def unpack(parameter: Parameter, full: torch.Tensor, shape: ModelShape) -> dict[str, torch.Tensor]:
+def unpack(row: Row, full: torch.Tensor, shape: ModelShape) -> dict[str, torch.Tensor]:
     """The inverse of :func:`pack`, by Hugging Face name."""
-    if len(parameter.hf) == 3:
+    if row.packing is None:
+        return {row.hf[0]: full}
+    if row.packing == "qkv":
         q = shape.heads // shape.kv_heads * shape.head_dim
-        grouped = full.reshape(shape.kv_heads, -1, shape.hidden)
+        grouped = full.reshape(shape.kv_heads, -1, *full.shape[1:])
         pieces = grouped.split([q, shape.head_dim, shape.head_dim], dim=1)
-        # Cloned: safetensors refuses tensors that share storage.
-        return {n: p.reshape(-1, shape.hidden).clone() for n, p in zip(parameter.hf, pieces, strict=True)}
-    if len(parameter.hf) == 2:
-        return {n: p.clone() for n, p in zip(parameter.hf, full.chunk(2), strict=True)}
-    return {parameter.hf[0]: full}
+    else:
+        pieces = full.chunk(2)
+    # Cloned: safetensors refuses tensors that share storage.
+    return {n: p.reshape(-1, *full.shape[1:]).clone() for n, p in zip(row.hf, pieces, strict=True)}
 
 
-def split(parameter: Parameter, full: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+def split(row: Row, full: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     """The shard of tensor-parallel rank ``rank`` of ``size``."""
-    if parameter.split is None or size == 1:
+    if row.split is None or size == 1:
         return full
-    if parameter.split == "gate_up":
-        gate, up = full.chunk(2)
-        return torch.cat([gate.chunk(size)[rank], up.chunk(size)[rank]])
-    return full.chunk(size, dim=parameter.split)[rank]
+    if row.packing == "gate_up":
+        return torch.cat([part.chunk(size)[rank] for part in full.chunk(2)])
+    return full.chunk(size, dim=row.split)[rank]
 
 
-def join(parameter: Parameter, shards: list[torch.Tensor]) -> torch.Tensor:
+def join(row: Row, shards: list[torch.Tensor]) -> torch.Tensor:
     """The inverse of :func:`split` over all ranks."""
-    if parameter.split is None or len(shards) == 1:
+    if row.split is None or len(shards) == 1:
         return shards[0]
-    if parameter.split == "gate_up":
+    if row.packing == "gate_up":
         halves = [shard.chunk(2) for shard in shards]
         return torch.cat([gate for gate, _ in halves] + [up for _, up in halves])
-    return torch.cat(shards, dim=parameter.split)
+    return torch.cat(shards, dim=row.split)
 
 
 def _find(model: torch.nn.Module) -> Callable[[str], torch.nn.Parameter]:
@@ -178,16 +160,15 @@ def load(model: torch.nn.Module, shape: ModelShape, folder: Path) -> None:
     for parameter in layout(shape, pp_group.size()):
         if parameter.stage != pp_group.rank():
             continue
+        row = parameter.row
         try:
-            full = pack(parameter, [read(name) for name in parameter.hf], shape)
+            full = pack(row, [read(name) for name in row.hf], shape)
         except RuntimeError:
             full = torch.empty(0)
-        if tuple(full.shape) != parameter.shape:
-            raise ConfigError(
-                f"model folder {folder}: the shape of {parameter.hf[0]} is not what config.json says"
-            )
+        if tuple(full.shape) != row.size:
+            raise ConfigError(f"model folder {folder}: the shape of {row.hf[0]} is not what config.json says")
         # copy_, not assignment: the data-parallel wrapper's hooks hang on the existing tensor.
-        find(parameter.name).copy_(split(parameter, full, tp_group.rank(), tp_group.size()))
+        find(row.name).copy_(split(row, full, tp_group.rank(), tp_group.size()))
 
 
 def _gather(model: torch.nn.Module, shape: ModelShape) -> Iterator[tuple[str, torch.Tensor]]:
@@ -198,16 +179,17 @@ def _gather(model: torch.nn.Module, shape: ModelShape) -> Iterator[tuple[str, to
     for parameter in layout(shape, pp_group.size()):
         if not parameter.exported:
             continue
+        row = parameter.row
         full: torch.Tensor | None = None
         if parameter.stage == stage:
-            local = find(parameter.name).detach().contiguous()
+            local = find(row.name).detach().contiguous()
             shards = [local]
-            if tp_group.size() > 1 and parameter.split is not None:
+            if tp_group.size() > 1 and row.split is not None:
                 shards = [torch.empty_like(local) for _ in range(tp_group.size())] if tp == 0 else []
                 root = dist.get_global_rank(tp_group, 0)
                 dist.gather(local, shards or None, dst=root, group=tp_group)
             if tp == 0:
-                full = join(parameter, shards)
+                full = join(row, shards)
         if tp != 0:
             continue
         if parameter.stage != 0:  # the stage's first TP rank hands it to rank 0
@@ -216,11 +198,11 @@ def _gather(model: torch.nn.Module, shape: ModelShape) -> Iterator[tuple[str, to
                 dist.send(full, dst=dist.get_global_rank(pp_group, 0), group=pp_group)
             elif stage == 0:
                 like = next(iter(model.parameters()))
-                full = torch.empty(parameter.shape, dtype=like.dtype, device=like.device)
+                full = torch.empty(row.size, dtype=like.dtype, device=like.device)
                 dist.recv(full, src=dist.get_global_rank(pp_group, parameter.stage), group=pp_group)
         if stage == 0:
             assert full is not None
-            yield from ((name, part.cpu()) for name, part in unpack(parameter, full, shape).items())
+            yield from ((name, part.cpu()) for name, part in unpack(row, full, shape).items())
 
 
 @torch.no_grad()
