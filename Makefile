@@ -60,6 +60,7 @@ lock:  ## resolve requirements/cpu.in again, keeping what is locked
 docs:  ## write the parts of docs/ that come from the code
 	@$(PYTHON_ENV) scripts/config-reference
 	@$(PYTHON_ENV) scripts/docs
+	@$(PYTHON_ENV) scripts/architecture
 
 clean:  ## remove the environment, caches and builds (runs/ and models/ stay)
 	rm -rf .venv .venv.lock scripts/node/node_modules dist build .pytest_cache .ruff_cache .hypothesis
