@@ -14,11 +14,12 @@ from roq.cli.common import Target, as_json, echo_json, needs_extra, optional_tar
 from roq.client import Scheduler
 from roq.errors import ConfigError, UnknownGroup
 from roq.events.archive import Archive, archived_config, read_archive
-from roq.events.audit import Audit, audit_archive
+from roq.events.audit import Audit, audit_events
 from roq.events.event import BEGINNING, Event
 from roq.events.fields import is_id
 from roq.events.follow import follow, read_events
-from roq.events.replay import Group, Member, Replay, groups_of
+from roq.events.history import GroupHistory, MemberHistory, groups_of
+from roq.events.replay import Replay
 from roq.observe.display import event_text
 from roq.text import clock
 
@@ -92,15 +93,13 @@ def group(target: Target | None, group: int, file: Path | None, json_: bool) -> 
     (--events) alone.
     """
     with _history(target, file) as (history, _):
-        replay, own = Replay(), list[Event]()
+        replay, own, found = Replay(), list[Event](), None
         for event in history:
-            replay.feed(event)
+            before = None if found is None else found.state
+            replay.apply(event)
             found = replay.groups.get(group)
-            batch = None if found is None else found.batch
-            published = event.name == "publish" and event.number("version") - 1 == batch
-            if group in groups_of(event) or published:
+            if group in groups_of(event) or (found is not None and found.state != before):
                 own.append(event)
-    found = replay.groups.get(group)
     if found is None:
         raise UnknownGroup(
             f"no event tells how group {group} was made: it was never issued, or the stream was trimmed since"
@@ -128,7 +127,7 @@ def group(target: Target | None, group: int, file: Path | None, json_: bool) -> 
         click.echo(f"{'+' + clock(event.time - found.reserved):>10}  {event_text(event)}")
 
 
-def _fate(group: Group) -> str:
+def _fate(group: GroupHistory) -> str:
     """Where a group is, or how it left."""
     if group.batch is not None:
         return f"{group.state} in batch {group.batch} with staleness {group.staleness}"
@@ -137,7 +136,7 @@ def _fate(group: Group) -> str:
     return f"{group.state}" + f" ({group.reason})" * bool(group.reason)
 
 
-def _member_row(number: int, member: Member) -> tuple[object, ...]:
+def _member_row(number: int, member: MemberHistory) -> tuple[object, ...]:
     took = "cancelled" if member.cancelled else "" if member.issued is None else "running"
     if member.issued is not None and member.completed is not None:
         took = clock(member.completed - member.issued)
@@ -176,7 +175,7 @@ def audit(target: Target | None, file: Path | None, json_: bool) -> None:
         config = archived_config(read_archive(file))
         if config is None:
             raise ConfigError(f"{file} does not begin with the run's configuration; name the run beside it")
-        found = audit_archive((event.fields for event in read_archive(file)), config.eta)
+        found = audit_events(read_archive(file), config.eta)
     else:
         raise ConfigError("audit what? Give a job file, or --redis and --run, or an archive by --events")
     if json_:
@@ -219,23 +218,23 @@ def report(target: Target | None, file: Path | None, out: Path, json_: bool) -> 
     needs_extra("matplotlib", "local")
     from roq.observe.metrics_log import Records
     from roq.observe.report import write_report
-    from roq.observe.timeline import tell, verdict
+    from roq.observe.timeline import timeline_of, verdict
 
     with _history(target, file) as (history, scheduler):
         config, folder = None, None
         if scheduler is not None:
             config, folder = scheduler.config(), scheduler.settings().get("run.dir")
-        story = tell(history, config, "" if target is None else target.run)
+        timeline = timeline_of(history, config, "" if target is None else target.run)
     if folder is not None:
         records = Records(msgspec.json.decode(folder, type=str))
         records.read()
         last = [lines[-1].tokens for lines in records.workers.values() if lines]
-        story.generated = sum(last) if last else None
-    files = write_report(story, out)
+        timeline.generated = sum(last) if last else None
+    files = write_report(timeline, out)
     if json_:
-        echo_json({"files": [str(path) for path in files], "verdict": verdict(story)})
+        echo_json({"files": [str(path) for path in files], "verdict": verdict(timeline)})
     else:
-        click.echo(verdict(story))
+        click.echo(verdict(timeline))
         click.echo(f"report: {files[0]}")
 
 

@@ -1,25 +1,23 @@
-"""The proof after the fact: replay a run's event stream and hold it against what Redis has at the end.
+"""The proof after the fact: replay a run's events and compare the outcome with what Redis has.
 
-Every ordinal must have been issued once and be accounted for once; every group that was trained must
-have kept its bound; and every move of every slot must lead to the slots as they are. The stream must be
-whole: a run that should be audited needs an ``event_log`` longer than its history, or an archive of it.
+Every ordinal must have been issued once and be accounted for once; every group that was trained must have
+kept its bound; and every move must lead to the slots as they are. The events must be whole: a run that is
+to be audited needs an ``event_log`` longer than its history, or an archive of it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
-from roq.events.event import Place, parse_moves, parse_place
+from roq.events.event import Event
+from roq.events.history import Batch, GroupHistory
+from roq.events.replay import Replay
 from roq.protocol.invariants import Snapshot
 
-__all__ = ["Audit", "audit_archive", "audit_events"]
-
-Event = Mapping[str, str]
-
-_ENDS = ("requeued", "discarded", "filtered", "dead")
+__all__ = ["Audit", "audit_events"]
 
 
 class Audit(msgspec.Struct):
@@ -44,183 +42,66 @@ class Audit(msgspec.Struct):
     problems: list[str] = []
 
 
-class _Group(msgspec.Struct):
-    ordinal: int
-    v_traj: int
-    place: Place | None
-    finished: bool = False
-
-
-class _Replay:
-    """The run as its events tell it."""
-
+class _Auditor(Replay):
     def __init__(self, eta: int) -> None:
+        super().__init__()
         self.eta = eta
-        self.found = Audit()
-        self.groups: dict[int, _Group] = {}
-        self.slots: dict[Place, int] = {}
-        self.fate: dict[int, str] = {}  # ordinal -> where it is
-        self.batches: dict[int, list[int]] = {}
-        self.version = 0
+        self.staleness: Counter[int] = Counter()
+        self.problems: list[str] = []
 
-    def problem(self, sentence: str) -> None:
-        self.found.problems.append(f"event {self.found.events}: {sentence}")
+    def doubt(self, sentence: str) -> None:
+        self.problems.append(f"event {self.events}: {sentence}")
 
-    def replay(self, event: Event) -> None:
-        self.found.events += 1
-        name = event["event"]
-        if name in _ENDS:
-            self.end(event, name)
-        handler: Callable[[Event], None] | None = getattr(self, f"on_{name}", None)
-        if handler is not None:
-            handler(event)
+    def on_occupied(self, group: GroupHistory) -> None:
+        assert group.place is not None
+        if group.place.buffer > group.v_traj + self.eta:
+            self.doubt(f"group {group.group} of v{group.v_traj} was put into buffer {group.place.buffer}")
 
-    def vacate(self, number: int) -> _Group | None:
-        """Take a group out of its slot; None when it is not live."""
-        group = self.groups.get(number)
-        if group is None or group.place is None:
-            self.problem(f"group {number} is not in the run")
-            return None
-        if self.slots.get(group.place) == number:  # not when another was put there
-            del self.slots[group.place]
-        group.place = None
-        return group
+    def on_taken(self, batch: Batch) -> None:
+        self.staleness += batch.staleness
+        for group in batch.groups:
+            if not 0 <= batch.version - group.v_traj <= self.eta:
+                self.doubt(f"group {group.group} was trained with staleness {batch.version - group.v_traj}")
 
-    def fill(self, number: int, place: Place) -> None:
-        if place in self.slots:
-            self.problem(f"group {number} went to slot {place}, where group {self.slots[place]} was")
-        self.slots[place] = number
-        self.groups[number].place = place
-
-    def move(self, event: Event) -> None:
-        for who, source, target in parse_moves(event.get("moves", "")):
-            known = self.groups.get(who)
-            if known is not None and known.place not in (None, source):
-                self.problem(f"group {who} moved from {source}, but it was at {known.place}")
-            if self.vacate(who) is not None:
-                self.fill(who, target)
-
-    # -- events -------------------------------------------------------------------------------------
-
-    def on_reserve(self, event: Event) -> None:
-        number, ordinal = int(event["group"]), int(event["ordinal"])
-        if ordinal == self.found.issued:
-            self.found.issued += 1
-        elif self.fate.get(ordinal) != "requeued":
-            self.problem(f"ordinal {ordinal} was issued again while it was {self.fate.get(ordinal)}")
-        if number in self.groups:
-            self.problem(f"group {number} was made twice")
-        self.fate[ordinal] = "in_slots"
-        self.groups[number] = _Group(ordinal, int(event["v_traj"]), None)
-        self.fill(number, parse_place(event["at"]))
-
-    def on_reissue(self, event: Event) -> None:
-        self.found.reissued += len(event["members"].split(","))
-        self.on_issue(event)
-
-    def on_issue(self, event: Event) -> None:
-        group = self.groups.get(int(event["group"]))
-        if group is None or group.place != parse_place(event["at"]):
-            self.problem(f"group {event['group']} was issued at {event['at']}, which is not its place")
-
-    def on_revived(self, event: Event) -> None:
-        ordinal = int(event["ordinal"])
-        if self.fate.get(ordinal) != "dead":
-            self.problem(f"ordinal {ordinal} was revived while it was {self.fate.get(ordinal)}")
-        self.fate[ordinal] = "requeued"
-
-    def on_gap(self, event: Event) -> None:
-        self.problem(f"{event.get('missing', 'some')} events were trimmed from the stream before here")
-
-    def on_expired(self, _event: Event) -> None:
-        self.found.expired += 1
-
-    def on_release(self, _event: Event) -> None:
-        self.found.released += 1
-
-    def on_occupy(self, event: Event) -> None:
-        group = self.vacate(int(event["group"]))
-        self.move(event)
-        if group is not None:
-            if group.finished:
-                self.problem(f"group {event['group']} was finished twice")
-            group.finished, group.v_traj = True, int(event["v_traj"])
-            place = parse_place(event["at"])
-            if place[0] > group.v_traj + self.eta:
-                self.problem(f"group {event['group']} of v{group.v_traj} was put into buffer {place[0]}")
-            self.fill(int(event["group"]), place)
-
-    def end(self, event: Event, fate: str) -> None:
-        group = self.vacate(int(event["group"]))
-        self.move(event)
-        if group is not None:
-            self.fate[group.ordinal] = fate
-
-    def on_take(self, event: Event) -> None:
-        version = int(event["version"])
-        self.move(event)
-        numbers = [int(number) for number in event["groups"].split()]
-        if version in self.batches:
-            self.problem(f"batch {version} was taken twice")
-        self.batches[version] = numbers
-        for slot, number in enumerate(numbers, start=1):
-            group = self.groups.get(number)
-            if group is None or group.place != (version, slot) or not group.finished:
-                self.problem(f"batch {version} names group {number} in slot {slot}, where it is not finished")
-                continue
-            staleness = version - group.v_traj
-            self.found.staleness[staleness] = self.found.staleness.get(staleness, 0) + 1
-            if not 0 <= staleness <= self.eta:
-                self.problem(f"group {number} was trained with staleness {staleness}")
-            self.vacate(number)
-
-    def on_publish(self, event: Event) -> None:
-        version = int(event["version"])
-        if version != self.version + 1:
-            self.problem(f"version {version} was published after {self.version}")
-        self.version = version
-        known = [self.groups[number] for number in self.batches.get(version - 1, []) if number in self.groups]
-        for ordinal in (group.ordinal for group in known):
-            if self.fate[ordinal] != "in_slots":
-                self.problem(f"ordinal {ordinal} was trained while it was {self.fate[ordinal]}")
-            self.fate[ordinal] = "trained"
+    def compare(self, snapshot: Snapshot) -> None:
+        """Compare the ledger and the slots with the server's."""
+        if self.slots != {place: group for place, (_, group) in snapshot.slots.items()}:
+            self.problems.append("the slots are not where the events lead to")
+        fates = Counter(self.prompts.values())
+        for what, told, there in (
+            ("trained", fates["trained"], snapshot.number("trained")),
+            ("filtered", fates["filtered"], snapshot.number("filtered")),
+            ("discarded", fates["discarded"], snapshot.number("discarded")),
+            ("requeued", fates["requeued"], len(snapshot.requeued)),
+            ("dead", fates["dead"], len(snapshot.dead)),
+            ("ordinals issued", self.next_ordinal, snapshot.number("next_ordinal")),
+        ):
+            if told != there:
+                self.problems.append(f"the events tell of {told} {what}, Redis of {there}")
 
 
-def audit_events(events: Iterable[Event], snapshot: Snapshot) -> Audit:
-    """Replay ``events`` and compare the outcome with ``snapshot``, taken when the run stood still."""
-    found, slots = _replayed(events, int(snapshot.config["eta"]))
-    if slots != {place: group for place, (_, group) in snapshot.slots.items()}:
-        found.problems.append("the slots are not where the events lead to")
-    counted = {
-        "trained": snapshot.number("trained"),
-        "filtered": snapshot.number("filtered"),
-        "discarded": snapshot.number("discarded"),
-        "requeued": len(snapshot.requeued),
-        "dead": len(snapshot.dead),
-    }
-    for fate, count in counted.items():
-        if found.fates.get(fate, 0) != count:
-            found.problems.append(f"the events tell of {found.fates.get(fate, 0)} {fate}, Redis of {count}")
-    if found.issued != snapshot.number("next_ordinal"):
-        found.problems.append(
-            f"the events tell of {found.issued} ordinals issued, Redis of {snapshot.number('next_ordinal')}"
-        )
-    return found
+def audit_events(events: Iterable[Event], eta: int, snapshot: Snapshot | None = None) -> Audit:
+    """Replay a run's events: each must follow from those before it.
 
-
-def audit_archive(events: Iterable[Event], eta: int) -> Audit:
-    """Replay ``events`` alone: each must follow from those before. Where the run is now, they cannot tell."""
-    return _replayed(events, eta)[0]
-
-
-def _replayed(events: Iterable[Event], eta: int) -> tuple[Audit, dict[Place, int]]:
-    replay = _Replay(eta)
+    Args:
+        events: all events of the run, from its creation on.
+        eta: its maximum staleness.
+        snapshot: what the server had when the run stood still; the events must lead there.
+    """
+    auditor = _Auditor(eta)
     for event in events:
-        if event["event"] == "archive":
-            continue
-        if not replay.found.events and event["event"] != "created":
-            replay.problem("the stream does not begin with the run's creation: older events were trimmed")
-            break
-        replay.replay(event)
-    replay.found.fates = dict(Counter(replay.fate.values()))
-    return replay.found, replay.slots
+        auditor.apply(event)
+        if auditor.events == 1 and not auditor.whole:
+            break  # nothing follows from what is missing
+    if snapshot is not None:
+        auditor.compare(snapshot)
+    return Audit(
+        events=auditor.events,
+        issued=auditor.next_ordinal,
+        fates=dict(Counter(auditor.prompts.values())),
+        staleness=dict(auditor.staleness),
+        reissued=auditor.reissued,
+        expired=auditor.expired,
+        released=auditor.released,
+        problems=auditor.problems,
+    )

@@ -1,241 +1,409 @@
-"""A run as its events tell it: where every group is and was, when, and with whom.
+"""The state of a run after the events applied so far: the only Python code that interprets events.
 
-For those who show a run or reckon about it. It believes the events, and passes over what it does not know
-(the groups from before a trimmed stream begins); :mod:`roq.events.audit` is what doubts them.
+Readers override the ``on_…`` methods: :mod:`roq.events.audit`, :mod:`roq.observe.timeline`,
+:mod:`roq.observe.prometheus.counters` and :mod:`roq.sim.events`. The board has its own, ``static/state.js``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, ClassVar, Literal
 
-import msgspec
-
+from roq.config import RunConfig
+from roq.events.archive import archived_config
 from roq.events.event import Event, Place, parse_place
+from roq.events.history import Batch, Fate, GroupHistory, MemberHistory
 
-__all__ = ["Group", "Member", "Replay", "groups_of"]
+__all__ = ["Reopened", "Replay"]
 
-Ends = Literal["requeued", "discarded", "filtered", "dead"]
-State = Literal["reserved", "judging", "occupied", "training", "trained"] | Ends
-ENDS: tuple[Ends, ...] = ("requeued", "discarded", "filtered", "dead")
-
-
-class Member(msgspec.Struct):
-    """One candidate of a group.
-
-    Attributes:
-        worker: who has it, or had it when it was completed; "" while it waits to be issued.
-        issued, completed: when, in seconds since 1970; None when not.
-        attempts: how often it was issued.
-        cancelled: it was not needed, or its group left before it was done.
-        tokens, reward: of the finished response.
-    """
-
-    worker: str = ""
-    issued: float | None = None
-    completed: float | None = None
-    attempts: int = 0
-    cancelled: bool = False
-    tokens: int = 0
-    reward: float | None = None
-
-
-class Group(msgspec.Struct):
-    """A group and what became of it. Times are in seconds since 1970, None for what has not happened.
-
-    Attributes:
-        group, ordinal: its number and its prompt's.
-        v_traj: oldest weights version of any part.
-        place: its slot; None once it was taken or left.
-        state: where it is. batch: the batch it was taken with.
-        reserved, finished, occupied, taken, left: when; ``finished`` is its last member's completion.
-        reason: why it left.
-        members: its candidates that were ever issued, by number.
-    """
-
-    group: int
-    ordinal: int
-    v_traj: int
-    reserved: float
-    place: Place | None = None
-    state: State = "reserved"
-    batch: int | None = None
-    finished: float | None = None
-    occupied: float | None = None
-    taken: float | None = None
-    left: float | None = None
-    reason: str = ""
-    members: dict[int, Member] = msgspec.field(default_factory=dict[int, Member])
-
-    @property
-    def tokens(self) -> int:
-        """Response tokens of its finished members."""
-        return sum(member.tokens for member in self.members.values())
-
-    @property
-    def staleness(self) -> int | None:
-        """Versions that the batch it was taken with is ahead of ``v_traj``."""
-        return None if self.batch is None else self.batch - self.v_traj
-
-
-def groups_of(event: Event) -> set[int]:
-    """The groups that an event names: its own, those of a batch, those that it moved."""
-    named = {int(number) for number in event.get("groups").split()}
-    named |= {move.group for move in event.moves}
-    return named | {event.number("group")} if "group" in event.fields else named
+Reopened = Literal["lease_expired", "error", "detach", "left"]
+"""Why a claim was given up: its lease ran out, the attempt failed, it was given back, its worker left."""
 
 
 class Replay:
-    """The run after the events that were fed to it.
+    """The state of a run after the events applied so far.
+
+    It passes over groups from before its first event and over events that it does not know. What contradicts
+    the events so far goes to :meth:`doubt`.
 
     Attributes:
+        run, config: from an archive's first line; "" and None without one.
+        events: how many were applied. began, time: when the first and the newest happened (s since 1970).
+        whole: whether they begin with the run's creation and none is missing.
+        missing: how many are missing in gaps; None when not even that is known.
         groups: by number; all that were ever seen, unless :meth:`forget` is called.
-        slots: what is in each filled slot.
-        version: the newest published weights. training: the batch being trained, or None.
-        workers: who is attached.
+        slots: the group in each filled slot.
+        prompts: where each issued ordinal is: "in_slots", "trained", or its fate.
+        next_ordinal: how many ordinals were issued.
+        ahead: the most versions that a group was reserved ahead: the maximum staleness in use.
+        version: the newest published weights. batch: the batch in training, or None.
+        frontier: the next buffer to be taken.
+        free_since: when the trainer became free to take a batch; None when that is not known.
+        workers: who is attached, and how many claims each holds.
         trainer: who trains. paused, ended: as of now.
+        reissued, expired, released: claims issued again, lost with a lease, and given back.
     """
 
     def __init__(self) -> None:
-        self.groups: dict[int, Group] = {}
+        self.run = ""
+        self.config: RunConfig | None = None
+        self.events = 0
+        self.began = self.time = 0.0
+        self.whole = True
+        self.missing: int | None = 0
+        self.groups: dict[int, GroupHistory] = {}
         self.slots: dict[Place, int] = {}
-        self.batches: dict[int, list[int]] = {}
-        self.version = 0
-        self.training: int | None = None
-        self.workers: set[str] = set()
+        self.prompts: dict[int, str] = {}
+        self.next_ordinal = 0
+        self.ahead = 0
+        self.version: int = 0
+        self.batch: Batch | None = None
+        self.frontier = 0
+        self.free_since: float | None = None
+        self.workers: dict[str, int] = {}
         self.trainer = ""
         self.paused = False
         self.ended = False
+        self.reissued = self.expired = self.released = 0
 
-    def feed(self, event: Event) -> None:
-        """Take in the next event."""
-        if event.name in ENDS:
-            self._end(event, event.name)
+    @property
+    def training(self) -> int | None:
+        """The number of the batch in training."""
+        return None if self.batch is None else self.batch.version
+
+    def apply(self, event: Event) -> None:
+        """Apply the next event."""
+        name = event.name
+        if name == "archive":
+            self.run, self.config = event.get("run"), archived_config([event])
             return
-        handler: Callable[[Event], None] | None = getattr(self, f"_on_{event.name}", None)
+        time = event.time
+        if not self.events:
+            self.began = time
+            if name != "created":
+                self.whole = False
+                self.doubt("the stream does not begin with the run's creation: older events were trimmed")
+        self.events += 1
+        self.time = max(self.time, time)
+        handler = self.HANDLERS.get(name)
         if handler is not None:
-            handler(event)
+            handler(self, event)
 
-    def forget(self, groups: Iterable[int]) -> None:
-        """Drop groups that have left the slots, for those who run for ever."""
-        for number in groups:
-            self.groups.pop(number, None)
+    def forget(self, groups: Iterable[GroupHistory]) -> None:
+        """Drop groups and their prompts, for a reader that runs for as long as the run."""
+        for group in groups:
+            self.groups.pop(group.group, None)
+            self.prompts.pop(group.ordinal, None)
+            if group.place is not None and self.slots.get(group.place) == group.group:
+                del self.slots[group.place]
+
+    # -- what a reader may override: each is called when the state has changed ----------------------
+
+    def doubt(self, sentence: str) -> None:
+        """The event contradicts those before it."""
+
+    def on_gap(self, missing: int | None) -> None:
+        """Events are missing here; None: their number is not known."""
+
+    def on_worker_joined(self, worker: str) -> None:
+        """A worker is attached, without claims."""
+
+    def on_worker_left(self, worker: str) -> None:
+        """A worker left, or was lost."""
+
+    def on_busy(self, worker: str) -> None:
+        """A worker that had no claim has one."""
+
+    def on_idle(self, worker: str) -> None:
+        """A worker's last claim is over."""
+
+    def on_reserved(self, group: GroupHistory, worker: str) -> None:
+        """A new prompt took a slot."""
+
+    def on_completed(self, group: GroupHistory | None, number: int, member: MemberHistory) -> None:
+        """A trajectory is in; ``group`` is None if it is not known."""
+
+    def on_reopened(self, why: Reopened) -> None:
+        """A claim was given up; its member waits to be issued again."""
+
+    def on_occupied(self, group: GroupHistory) -> None:
+        """A group is finished and in the slot that it is trained from."""
+
+    def on_removed(self, group: GroupHistory | None, fate: Fate, reason: str) -> None:
+        """A group left untrained; None if it is not known."""
+
+    def on_taken(self, batch: Batch) -> None:
+        """The trainer took a batch."""
+
+    def on_published(self, batch: Batch | None) -> None:
+        """New weights are published; ``batch`` is what they were trained on, None if that is not known."""
+
+    def on_paused(self, paused: bool) -> None:
+        """Admission was paused, or resumed."""
 
     # -- slots --------------------------------------------------------------------------------------
 
-    def _vacate(self, group: Group) -> None:
-        if group.place is not None and self.slots.get(group.place) == group.group:
-            del self.slots[group.place]
-        group.place = None
+    def _vacate(self, number: int) -> GroupHistory | None:
+        """Take a group out of its slot."""
+        group = self.groups.get(number)
+        if group is None or group.place is None:
+            self.doubt(f"group {number} is not in the run")
+        else:
+            if self.slots.get(group.place) == number:  # not when another was put there
+                del self.slots[group.place]
+            group.place = None
+        return group
 
-    def _put(self, group: Group, place: Place) -> None:
-        self._vacate(group)
+    def _fill(self, group: GroupHistory, place: Place) -> None:
+        if place in self.slots:
+            self.doubt(f"group {group.group} went to slot {place}, where group {self.slots[place]} was")
         self.slots[place], group.place = group.group, place
 
     def _move(self, event: Event) -> None:
+        if "moves" not in event.fields:
+            return
         for move in event.moves:
-            if (group := self.groups.get(move.group)) is not None:
-                self._put(group, move.target)
+            known = self.groups.get(move.group)
+            if known is not None and known.place not in (None, move.source):
+                self.doubt(f"group {move.group} moved from {move.source}, but it was at {known.place}")
+            if (group := self._vacate(move.group)) is not None:
+                self._fill(group, move.target)
 
-    def _cancel_open(self, group: Group) -> None:
+    # -- claims -------------------------------------------------------------------------------------
+
+    def _join(self, worker: str) -> None:
+        if worker not in self.workers:
+            self.workers[worker] = 0
+            self.on_worker_joined(worker)
+
+    def _claim(self, group: GroupHistory, number: int, worker: str) -> None:
+        self._join(worker)  # it may have joined before the first event
+        member = group.members.get(number)
+        if member is None:
+            member = group.members[number] = MemberHistory()
+        member.worker, member.issued = worker, self.time
+        member.attempts += 1
+        self.workers[worker] += 1
+        if self.workers[worker] == 1:
+            self.on_busy(worker)
+
+    def _unclaim(self, member: MemberHistory) -> None:
+        """The claim on a member is over; call it before the member changes."""
+        if member.running and self.workers.get(member.worker):
+            self.workers[member.worker] -= 1
+            if not self.workers[member.worker]:
+                self.on_idle(member.worker)
+
+    def _cancel(self, group: GroupHistory, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            member = group.members.get(number)
+            if member is not None:
+                self._unclaim(member)
+                member.cancelled = member.completed is None
+
+    def _cancel_all(self, group: GroupHistory) -> None:
+        """Nobody works for the group any more."""
+        self._cancel(group, group.members)
         group.members.pop(0, None)  # its post-processing is over, or was never begun
-        for member in group.members.values():
-            member.cancelled = member.completed is None
 
-    # -- events -------------------------------------------------------------------------------------
+    # -- events: the run ----------------------------------------------------------------------------
 
-    def _on_reserve(self, event: Event) -> None:
-        group = Group(
-            event.number("group"), event.number("ordinal"), event.number("v_traj"), reserved=event.time
-        )
-        self.groups[group.group] = group
-        self._put(group, parse_place(event.get("at")))
-        self._issue(group, event)
+    def _gap(self, event: Event) -> None:
+        missing = event.number("missing") if "missing" in event.fields else None
+        self.whole = False
+        self.missing = None if missing is None or self.missing is None else self.missing + missing
+        count = "some" if missing is None else missing
+        self.doubt(f"{count} events were trimmed from the stream before here")
+        self.on_gap(missing)
 
-    def _on_issue(self, event: Event) -> None:
-        if (group := self.groups.get(event.number("group"))) is not None:
-            group.v_traj = event.number("v_traj", group.v_traj)
-            self._issue(group, event)
+    def _worker_joined(self, event: Event) -> None:
+        self._join(event.get("worker"))
 
-    _on_reissue = _on_issue
+    def _worker_left(self, event: Event) -> None:
+        self.workers.pop(event.get("worker"), None)
+        self.on_worker_left(event.get("worker"))
 
-    def _issue(self, group: Group, event: Event) -> None:
-        for number in event.get("members").split(","):
-            member = group.members.setdefault(int(number), Member())
-            member.worker, member.issued = event.get("worker"), event.time
-            member.attempts += 1
-
-    def _member(self, event: Event) -> Member | None:
-        group = self.groups.get(event.number("group"))
-        return None if group is None else group.members.setdefault(event.number("member"), Member())
-
-    def _on_complete(self, event: Event) -> None:
-        if (member := self._member(event)) is not None:
-            member.worker, member.completed = event.get("worker"), event.time
-            member.tokens, member.reward = event.number("tokens"), float(event.get("reward", "0"))
-            self.groups[event.number("group")].finished = event.time
-
-    def _on_release(self, event: Event) -> None:
-        if (member := self._member(event)) is not None:
-            member.worker, member.issued = "", None
-
-    _on_expired = _on_release
-
-    def _on_judging(self, event: Event) -> None:
-        if (group := self.groups.get(event.number("group"))) is not None:
-            self._cancel_open(group)
-            group.state = "judging"
-            group.members[0] = Member(event.get("worker"), event.time, attempts=1)
-
-    def _on_occupy(self, event: Event) -> None:
-        group = self.groups.get(event.number("group"))
-        if group is not None:
-            self._vacate(group)
-        self._move(event)
-        if group is not None:
-            group.state, group.occupied = "occupied", event.time
-            group.v_traj = event.number("v_traj", group.v_traj)
-            self._cancel_open(group)
-            self._put(group, parse_place(event.get("at")))
-
-    def _end(self, event: Event, fate: Ends) -> None:
-        if (group := self.groups.get(event.number("group"))) is not None:
-            self._vacate(group)
-            self._cancel_open(group)
-            group.state, group.left, group.reason = fate, event.time, event.get("reason")
-        self._move(event)
-
-    def _on_take(self, event: Event) -> None:
-        self._move(event)
-        self.training = event.number("version")
-        self.batches[self.training] = [int(number) for number in event.get("groups").split()]
-        for number in self.batches[self.training]:
-            if (group := self.groups.get(number)) is not None:
-                self._vacate(group)
-                group.state, group.taken, group.batch = "training", event.time, self.training
-
-    def _on_publish(self, event: Event) -> None:
-        self.version, self.training = event.number("version"), None
-        for number in self.batches.pop(self.version - 1, []):
-            if (group := self.groups.get(number)) is not None:
-                group.state, group.left = "trained", event.time
-
-    def _on_worker_joined(self, event: Event) -> None:
-        self.workers.add(event.get("worker"))
-
-    def _on_worker_left(self, event: Event) -> None:
-        self.workers.discard(event.get("worker"))
-
-    _on_worker_lost = _on_worker_left
-
-    def _on_trainer_joined(self, event: Event) -> None:
+    def _trainer_joined(self, event: Event) -> None:
         self.trainer = event.get("trainer")
+        if self.batch is None:
+            self.free_since = self.time
 
-    def _on_paused(self, _event: Event) -> None:
-        self.paused = True
+    def _admission(self, _event: Event, paused: bool) -> None:
+        self.paused = paused
+        self.on_paused(paused)
 
-    def _on_resumed(self, _event: Event) -> None:
-        self.paused = False
-
-    def _on_ended(self, _event: Event) -> None:
+    def _ended(self, _event: Event) -> None:
         self.ended = True
+
+    # -- events: a group ----------------------------------------------------------------------------
+
+    def _reserve(self, event: Event) -> None:
+        self._move(event)
+        number, ordinal = event.number("group"), event.number("ordinal")
+        if ordinal == self.next_ordinal:
+            self.next_ordinal += 1
+        elif (where := self.prompts.get(ordinal)) != "requeued":
+            self.doubt(f"ordinal {ordinal} was issued again while it was {where}")
+        if number in self.groups:
+            self.doubt(f"group {number} was made twice")
+        self.prompts[ordinal] = "in_slots"
+        group = GroupHistory(number, ordinal, event.number("v_traj"), reserved=self.time)
+        self.groups[number] = group
+        place = parse_place(event.get("at"))
+        self._fill(group, place)
+        self.ahead = max(self.ahead, place.buffer - group.v_traj)
+        self._issued(group, event)
+        self.on_reserved(group, event.get("worker"))
+
+    def _issue(self, event: Event, again: bool = False) -> None:
+        self._move(event)
+        group = self.groups.get(event.number("group"))
+        if group is None or group.place != parse_place(event.get("at")):
+            self.doubt(f"group {event.get('group')} was issued at {event.get('at')}, which is not its place")
+        if again:
+            self.reissued += event.get("members").count(",") + 1
+        if group is not None:
+            group.v_traj = event.number("v_traj", group.v_traj)
+            self._issued(group, event)
+
+    def _issued(self, group: GroupHistory, event: Event) -> None:
+        for number in event.get("members").split(","):
+            self._claim(group, int(number), event.get("worker"))
+
+    def _complete(self, event: Event) -> None:
+        number, group = event.number("member"), self.groups.get(event.number("group"))
+        member = None if group is None else group.members.get(number)
+        if member is None:
+            member = MemberHistory()
+        self._unclaim(member)
+        member.worker, member.completed = event.get("worker"), self.time
+        member.tokens, member.reward = event.number("tokens"), float(event.get("reward", "0"))
+        if group is not None:
+            group.members[number], group.finished = member, self.time
+        self.on_completed(group, number, member)
+
+    def _reopen(self, event: Event, expired: bool = False) -> None:
+        self._move(event)
+        why: Reopened = "lease_expired"
+        if expired:
+            self.expired += 1
+        else:
+            self.released += 1
+            why = "error" if event.number("failed") else "detach" if event.get("reason") else "left"
+        group = self.groups.get(event.number("group"))
+        member = None if group is None else group.members.get(event.number("member"))
+        if member is not None:
+            self._unclaim(member)
+            member.worker, member.issued = "", None
+        self.on_reopened(why)
+
+    def _cancelled(self, event: Event) -> None:
+        if (group := self.groups.get(event.number("group"))) is not None:
+            self._cancel(group, map(int, event.get("members").split(",")))
+
+    def _judging(self, event: Event) -> None:
+        if (group := self.groups.get(event.number("group"))) is not None:
+            self._cancel_all(group)
+            group.state = "judging"
+            self._claim(group, 0, event.get("worker"))
+
+    def _occupy(self, event: Event) -> None:
+        group = self._vacate(event.number("group"))
+        self._move(event)
+        if group is None:
+            return
+        if group.occupied is not None:
+            self.doubt(f"group {group.group} was finished twice")
+        group.state, group.occupied = "occupied", self.time
+        group.v_traj = event.number("v_traj", group.v_traj)
+        self._cancel_all(group)
+        self._fill(group, parse_place(event.get("at")))
+        self.on_occupied(group)
+
+    def _remove(self, event: Event, fate: Fate) -> None:
+        group = self._vacate(event.number("group"))
+        self._move(event)
+        if group is not None:
+            self._cancel_all(group)
+            group.state, group.left, group.reason = fate, self.time, event.get("reason")
+            self.prompts[group.ordinal] = fate
+        self.on_removed(group, fate, event.get("reason"))
+
+    def _revived(self, event: Event) -> None:
+        ordinal = event.number("ordinal")
+        if (where := self.prompts.get(ordinal)) != "dead":
+            self.doubt(f"ordinal {ordinal} was revived while it was {where}")
+        self.prompts[ordinal] = "requeued"
+
+    # -- events: the trainer ------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> None:
+        self._move(event)
+        version, numbers = event.number("version"), [int(n) for n in event.get("groups").split()]
+        if version < self.frontier:
+            self.doubt(f"batch {version} was taken twice")
+        elif version > self.frontier:
+            self.doubt(f"batch {version} was taken before batch {self.frontier}")
+        self.frontier = version + 1
+        known: list[GroupHistory] = []
+        for slot, number in enumerate(numbers, start=1):
+            group = self.groups.get(number)
+            if group is None or group.place != (version, slot) or group.state != "occupied":
+                self.doubt(f"batch {version} names group {number} in slot {slot}, where it is not finished")
+            if group is not None:
+                if group.place is not None:
+                    self._vacate(number)
+                group.state, group.taken, group.batch = "training", self.time, version
+                known.append(group)
+        self.batch = Batch(version, self.free_since, self.time, known)
+        self.on_taken(self.batch)
+
+    def _publish(self, event: Event) -> None:
+        version, batch = event.number("version"), self.batch
+        if version != self.version + 1:
+            self.doubt(f"version {version} was published after {self.version}")
+        if batch is None or batch.version != version - 1:
+            self.doubt(f"version {version} was published, but batch {version - 1} was not in training")
+            batch = None
+        self.version, self.batch, self.free_since = version, None, self.time
+        self.frontier = max(self.frontier, version)
+        if batch is not None:
+            batch.published, batch.metrics = self.time, event.metrics
+            for group in batch.groups:
+                if (where := self.prompts.get(group.ordinal)) != "in_slots":
+                    self.doubt(f"ordinal {group.ordinal} was trained while it was {where}")
+                self.prompts[group.ordinal] = "trained"
+                group.state, group.left = "trained", self.time
+        self.on_published(batch)
+
+    HANDLERS: ClassVar[Mapping[str, Callable[[Any, Event], None] | None]] = {
+        "created": None,
+        "gap": _gap,
+        "worker_joined": _worker_joined,
+        "worker_left": _worker_left,
+        "worker_lost": _worker_left,
+        "draining": None,
+        "trainer_joined": _trainer_joined,
+        "paused": partial(_admission, paused=True),
+        "resumed": partial(_admission, paused=False),
+        "ended": _ended,
+        "reserve": _reserve,
+        "issue": _issue,
+        "reissue": partial(_issue, again=True),
+        "complete": _complete,
+        "release": _reopen,
+        "expired": partial(_reopen, expired=True),
+        "cancelled": _cancelled,
+        "judging": _judging,
+        "occupy": _occupy,
+        "requeued": partial(_remove, fate="requeued"),
+        "discarded": partial(_remove, fate="discarded"),
+        "filtered": partial(_remove, fate="filtered"),
+        "dead": partial(_remove, fate="dead"),
+        "revived": _revived,
+        "take": _take,
+        "publish": _publish,
+        "checkpointed": None,
+    }
+    """What each event does; None: nothing. A test holds the names to those that the library declares."""

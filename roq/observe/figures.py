@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from roq.observe.timeline import UNTRAINED, Step, Story, bins, overlap
+from roq.events.history import FATES, Batch
+from roq.observe.timeline import Timeline, bins, overlap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,12 +63,14 @@ class Drawn(NamedTuple):
     png: bytes
 
 
-def draw(story: Story) -> list[Drawn]:
-    """Every figure that the story has something to show in."""
-    return [_drawn(name, title, story, paint) for name, (title, paint) in FIGURES.items() if story.steps]
+def draw(timeline: Timeline) -> list[Drawn]:
+    """Every figure that the timeline has something to show in."""
+    if not timeline.steps:
+        return []
+    return [_drawn(name, title, timeline, paint) for name, (title, paint) in FIGURES.items()]
 
 
-def _drawn(name: str, title: str, story: Story, paint: Callable[[Axes, Story], None]) -> Drawn:
+def _drawn(name: str, title: str, timeline: Timeline, paint: Callable[[Axes, Timeline], None]) -> Drawn:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -75,7 +78,7 @@ def _drawn(name: str, title: str, story: Story, paint: Callable[[Axes, Story], N
         figure = Figure(figsize=WIDE, dpi=130, layout="constrained")
         axes = figure.subplots()
         axes.set_title(title, loc="left", fontsize=10.5, color=LIGHT["ink"], pad=8)
-        paint(axes, story)
+        paint(axes, timeline)
         _style(axes)
         png, svg = io.BytesIO(), io.BytesIO()
         figure.savefig(png, format="png", facecolor=LIGHT["page"])
@@ -102,7 +105,7 @@ def _style(axes: Axes) -> None:
         )  # fmt: skip
 
 
-def _steps(axes: Axes, steps: Sequence[Step]) -> list[int]:
+def _steps(axes: Axes, steps: Sequence[Batch]) -> list[int]:
     """The steps' numbers as the x axis."""
     from matplotlib.ticker import MaxNLocator
 
@@ -113,13 +116,13 @@ def _steps(axes: Axes, steps: Sequence[Step]) -> list[int]:
     return x
 
 
-def _time_axis(axes: Axes, story: Story) -> Callable[[float], float]:
+def _time_axis(axes: Axes, timeline: Timeline) -> Callable[[float], float]:
     """The time since the first work as the x axis, from 0; returns where a time lies on it."""
     units = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
-    unit, name = next(((u, n) for u, n in units if story.work_s >= 3 * u), units[-1])
+    unit, name = next(((u, n) for u, n in units if timeline.work_s >= 3 * u), units[-1])
     axes.set_xlabel(f"{name} since the first trajectory was issued")
-    axes.set_xlim(0, (story.work_s or 1.0) / unit)
-    return lambda time: (time - story.at_work) / unit
+    axes.set_xlim(0, (timeline.work_s or 1.0) / unit)
+    return lambda time: (time - timeline.at_work) / unit
 
 
 def whole_ticks(axes: Axes, most: int, count: int = 5) -> None:
@@ -129,24 +132,24 @@ def whole_ticks(axes: Axes, most: int, count: int = 5) -> None:
     axes.set_ylim(0, most * 1.02)
 
 
-def _staleness(axes: Axes, story: Story) -> None:
-    x = _steps(axes, story.steps)
-    counts = [step.staleness for step in story.steps]
-    most = max(story.eta, *(max(count, default=0) for count in counts))
+def _staleness(axes: Axes, timeline: Timeline) -> None:
+    x = _steps(axes, timeline.steps)
+    counts = [step.staleness for step in timeline.steps]
+    most = max(timeline.eta, *(max(count, default=0) for count in counts))
     bottom = [0] * len(x)
     for staleness in range(most + 1):
         height = [count[staleness] for count in counts]
         shade = staleness if most < 4 else staleness * 4 // (most + 1)
-        color = LIGHT["red"] if staleness > story.eta else LIGHT[f"stale{shade}"]
-        label = f"{staleness}" + " above η" * (staleness > story.eta)
+        color = LIGHT["red"] if staleness > timeline.eta else LIGHT[f"stale{shade}"]
+        label = f"{staleness}" + " above η" * (staleness > timeline.eta)
         axes.bar(x, height, bottom=bottom, width=0.82, color=color, label=label)
         bottom = [a + b for a, b in zip(bottom, height, strict=True)]
     whole_ticks(axes, max(bottom))
 
 
-def _reward(axes: Axes, story: Story) -> None:
-    scored = [(step.number, step.reward) for step in story.steps if step.reward is not None]
-    _steps(axes, story.steps)
+def _reward(axes: Axes, timeline: Timeline) -> None:
+    scored = [(step.number, step.reward) for step in timeline.steps if step.reward is not None]
+    _steps(axes, timeline.steps)
     if not scored:
         return
     x, y = zip(*scored, strict=True)
@@ -155,24 +158,24 @@ def _reward(axes: Axes, story: Story) -> None:
     axes.plot(x, smooth, color=LIGHT["green"], linewidth=2.2, label=f"mean of the last {SMOOTH}")
 
 
-def _throughput(axes: Axes, story: Story) -> None:
-    parts = bins(story, TIME_BINS)
+def _throughput(axes: Axes, timeline: Timeline) -> None:
+    parts = bins(timeline, TIME_BINS)
     width = (parts[0][1] - parts[0][0]) or 1.0
     tokens: dict[str, Counter[int]] = {}
-    for group in story.groups.values():
-        fate = group.state if group.state in ("trained", *UNTRAINED) else "open"
+    for group in timeline.groups.values():
+        fate = group.state if group.state in ("trained", *FATES) else "open"
         for member in group.members.values():
             if member.completed is not None:
-                place = min(len(parts) - 1, int((member.completed - story.at_work) / width))
+                place = min(len(parts) - 1, int((member.completed - timeline.at_work) / width))
                 tokens.setdefault(fate, Counter())[place] += member.tokens
     middle = [start + width / 2 for start, _ in parts]
-    scale = _time_axis(axes, story)
+    scale = _time_axis(axes, timeline)
     bottom = [0.0] * len(parts)
     for fate, color in FATE_COLOR.items():
         if fate not in tokens:
             continue
         height = [tokens[fate][i] / width for i in range(len(parts))]
-        waste = fate in UNTRAINED
+        waste = fate in FATES
         axes.bar(
             [scale(time) for time in middle],
             height,
@@ -187,12 +190,12 @@ def _throughput(axes: Axes, story: Story) -> None:
         bottom = [a + b for a, b in zip(bottom, height, strict=True)]
 
 
-def _idle(axes: Axes, story: Story) -> None:
-    parts = bins(story, TIME_BINS)
-    scale = _time_axis(axes, story)
+def _idle(axes: Axes, timeline: Timeline) -> None:
+    parts = bins(timeline, TIME_BINS)
+    scale = _time_axis(axes, timeline)
     middle = [scale((start + end) / 2) for start, end in parts]
-    trainer = [overlap(story.waits, part) / ((part[1] - part[0]) or 1.0) for part in parts]
-    workers = [story.idle_share(part) for part in parts]
+    trainer = [overlap(timeline.waits, part) / ((part[1] - part[0]) or 1.0) for part in parts]
+    workers = [timeline.idle_share(part) for part in parts]
     axes.fill_between(middle, trainer, color=LIGHT["wait"], step="mid", label="trainer waits for a batch")
     known = [(x, y) for x, y in zip(middle, workers, strict=True) if y is not None]
     if known:
@@ -202,10 +205,10 @@ def _idle(axes: Axes, story: Story) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
 
-def _times(axes: Axes, story: Story) -> None:
-    x = _steps(axes, story.steps)
-    train = [step.train_s or 0.0 for step in story.steps]
-    wait = [step.wait_s for step in story.steps]
+def _times(axes: Axes, timeline: Timeline) -> None:
+    x = _steps(axes, timeline.steps)
+    train = [step.train_s or 0.0 for step in timeline.steps]
+    wait = [step.wait_s for step in timeline.steps]
     axes.bar(x, train, width=0.82, color=LIGHT["train"], label="trains")
     axes.bar(x, wait, bottom=train, width=0.82, color=LIGHT["wait"], label="waited before")
     clip_outliers(axes, x, [a + b for a, b in zip(train, wait, strict=True)], LIGHT["quiet"])
@@ -233,7 +236,7 @@ def usual_top(heights: Sequence[float]) -> float:
     return top or 1.0
 
 
-FIGURES: dict[str, tuple[str, Callable[[Axes, Story], None]]] = {
+FIGURES: dict[str, tuple[str, Callable[[Axes, Timeline], None]]] = {
     "staleness": ("Staleness of each batch's groups, in versions", _staleness),
     "reward": ("Mean reward of each batch", _reward),
     "throughput": ("Response tokens finished per second, by what became of them", _throughput),

@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import fmean
 
 from roq.errors import ConfigError
+from roq.events.history import FATES
 from roq.observe.figures import COLORS, Drawn, draw
-from roq.observe.timeline import UNTRAINED, Story, cause, verdict, waiting
+from roq.observe.timeline import Timeline, cause, verdict, wait_shares
 from roq.text import clock
 
 __all__ = ["write_report"]
@@ -38,17 +39,17 @@ th { color: var(--quiet); font-weight: normal; } td.n, th.n { text-align: right;
 """
 
 
-def write_report(story: Story, out: Path) -> list[Path]:
+def write_report(timeline: Timeline, out: Path) -> list[Path]:
     """Write the page to ``out``, and each figure as a PNG into a folder of its name; returns the files.
 
     Raises:
         ConfigError: there is nothing to report yet, or the page cannot be written.
     """
-    if not story.steps:
+    if not timeline.steps:
         raise ConfigError("no batch was taken yet (or its event is trimmed): there is nothing to report")
-    figures = draw(story)
+    figures = draw(timeline)
     folder = out.with_suffix("")
-    files = {out: _page(story, figures).encode()}
+    files = {out: _page(timeline, figures).encode()}
     files |= {folder / f"{figure.name}.png": figure.png for figure in figures}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,8 +60,8 @@ def write_report(story: Story, out: Path) -> list[Path]:
     return list(files)
 
 
-def _page(story: Story, figures: Sequence[Drawn]) -> str:
-    title = html.escape(f"run {story.run}" if story.run else "a run")
+def _page(timeline: Timeline, figures: Sequence[Drawn]) -> str:
+    title = html.escape(f"run {timeline.run}" if timeline.run else "a run")
     colors = {
         scheme: " ".join(f"--{name}: {pair[i]};" for name, pair in COLORS.items())
         for i, scheme in enumerate(("LIGHT", "DARK"))
@@ -72,41 +73,42 @@ def _page(story: Story, figures: Sequence[Drawn]) -> str:
         '<meta name="viewport" content="width=device-width">',
         f"<title>roq: {title}</title><style>{style}</style></head><body>",
         f"<h1>{title[0].upper() + title[1:]}</h1>",
-        f'<p class="about">{html.escape(_about(story))}</p>',
-        *(f'<p class="warning">{html.escape(text)}</p>' for text in _warnings(story)),
-        f'<p class="verdict">{html.escape(verdict(story))}</p>',
-        _numbers(story),
+        f'<p class="about">{html.escape(_about(timeline))}</p>',
+        *(f'<p class="warning">{html.escape(text)}</p>' for text in _warnings(timeline)),
+        f'<p class="verdict">{html.escape(verdict(timeline))}</p>',
+        _numbers(timeline),
         *(f'<figure id="{figure.name}">{figure.svg}</figure>' for figure in figures),
-        _waits(story),
-        _fates(story),
+        _waits(timeline),
+        _fates(timeline),
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _about(story: Story) -> str:
-    state = "ended" if story.ended else "not ended"
-    steps = sum(step.published is not None for step in story.steps)
-    return f"{steps} steps in {clock(story.wall_s)}, η = {story.eta}, {len(story.attached)} workers; {state}"
+def _about(timeline: Timeline) -> str:
+    state = "ended" if timeline.ended else "not ended"
+    steps = sum(step.published is not None for step in timeline.steps)
+    workers = len(timeline.attached)
+    return f"{steps} steps in {clock(timeline.wall_s)}, η = {timeline.eta}, {workers} workers; {state}"
 
 
-def _warnings(story: Story) -> list[str]:
-    if story.missing == 0 and story.counts["created"]:
+def _warnings(timeline: Timeline) -> list[str]:
+    if timeline.whole:
         return []
-    if story.missing == 0:
+    if timeline.missing == 0:
         return ["The history does not begin with the run's creation: what came before is not in this report."]
-    many = "An unknown number of" if story.missing is None else f"{story.missing:,}"
+    many = "An unknown number of" if timeline.missing is None else f"{timeline.missing:,}"
     return [f"{many} events were trimmed before they were read: figures leave them out."]
 
 
-def _numbers(story: Story) -> str:
-    stale = [staleness for step in story.steps for staleness in step.staleness.elements()]
-    rewards = [step.reward for step in story.steps if step.reward is not None]
-    tokens, wall = story.tokens(), story.work_s or 1.0
-    waste = sum(tokens.get(fate, 0) for fate in UNTRAINED)
-    found = waiting(story)
+def _numbers(timeline: Timeline) -> str:
+    stale = [staleness for step in timeline.steps for staleness in step.staleness.elements()]
+    rewards = [step.reward for step in timeline.steps if step.reward is not None]
+    tokens, wall = timeline.tokens(), timeline.work_s or 1.0
+    waste = sum(tokens.get(fate, 0) for fate in FATES)
+    found = wait_shares(timeline)
     facts = [
-        ("steps", f"{sum(step.published is not None for step in story.steps)}"),
+        ("steps", f"{sum(step.published is not None for step in timeline.steps)}"),
         ("reward, first and last", _ends(rewards)),
         ("staleness, mean and most", f"{fmean(stale):.2f}, {max(stale)}" if stale else "?"),
         ("tokens trained per second", f"{tokens.get('trained', 0) / wall:,.0f}"),
@@ -119,12 +121,12 @@ def _numbers(story: Story) -> str:
             "workers idle, after step 1",
             "?" if found is None or found.workers is None else f"{found.workers:.0%}",
         ),
-        ("claims lost with a lease", f"{story.counts['expired']}"),
-        ("claims given back", f"{story.counts['release']}"),
+        ("claims lost with a lease", f"{timeline.expired}"),
+        ("claims given back", f"{timeline.released}"),
     ]
-    if story.generated is not None:
-        unfinished = max(0, story.generated - sum(tokens.values()))
-        facts.append(("tokens cancelled or unfinished", f"{unfinished / (story.generated or 1):.1%}"))
+    if timeline.generated is not None:
+        unfinished = max(0, timeline.generated - sum(tokens.values()))
+        facts.append(("tokens cancelled or unfinished", f"{unfinished / (timeline.generated or 1):.1%}"))
     return "<dl>" + "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts) + "</dl>"
 
 
@@ -132,16 +134,16 @@ def _ends(rewards: Sequence[float]) -> str:
     return f"{fmean(rewards[:ENDS]):.3f} → {fmean(rewards[-ENDS:]):.3f}" if rewards else "?"
 
 
-def _waits(story: Story) -> str:
-    known = [step for step in story.steps if step.wait_s > 0]
+def _waits(timeline: Timeline) -> str:
+    known = [step for step in timeline.steps if step.wait_s > 0]
     longest = sorted(known, key=lambda step: step.wait_s, reverse=True)[:LONGEST]
-    rows = [(str(s.number), clock(s.wait_s), cause(story, s)) for s in longest]
+    rows = [(str(s.number), clock(s.wait_s), cause(timeline, s)) for s in longest]
     return "<h2>The trainer's longest waits</h2>" + _table(("step", "waited", "why"), rows, "rr")
 
 
-def _fates(story: Story) -> str:
+def _fates(timeline: Timeline) -> str:
     groups: dict[str, list[int]] = {}
-    for group in story.groups.values():
+    for group in timeline.groups.values():
         reason = f"{group.state}: {group.reason}"[:120] if group.reason else group.state
         groups.setdefault(reason, []).append(group.tokens)
     rows = [(name, f"{len(tokens):,}", f"{sum(tokens):,}") for name, tokens in sorted(groups.items())]

@@ -15,7 +15,7 @@ import msgspec
 
 from roq.config import RunConfig
 from roq.observe.metrics_log import Records, Step
-from roq.observe.timeline import Waiting
+from roq.observe.timeline import WaitShares
 from roq.text import clock, size
 from roq.types import Ledger, Status
 
@@ -76,7 +76,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         wall_s: time during which any process of the run was at work.
         wait_s: see :class:`Wait`.
         waiting: shares of the time once engines are warm, by the events, as in ``roq report``: see
-            :class:`roq.observe.timeline.Waiting`; None where the events tell of fewer than three steps.
+            :class:`roq.observe.timeline.WaitShares`; None where the events tell of fewer than three steps.
         blocked_s: seconds, over all workers, with free places that the scheduler did not fill.
         tokens_per_s: response tokens generated per second of ``wall_s``.
         tokens_trained: response tokens in trained batches.
@@ -100,7 +100,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_share: Share
     wall_s: float
     wait_s: Wait
-    waiting: Waiting | None
+    waiting: WaitShares | None
     blocked_s: float
     tokens_per_s: float
     tokens_trained: int
@@ -116,7 +116,7 @@ def summarize(
     config: RunConfig,
     verify: Sequence[str],
     server_rss: int | None,
-    waiting: Waiting | None = None,
+    waiting: WaitShares | None = None,
 ) -> Summary:
     """Sum up a run from its records, the scheduler's last picture of it and the server's memory (bytes)."""
     steps = records.steps

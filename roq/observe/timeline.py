@@ -5,74 +5,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
-from statistics import fmean
 
 import msgspec
 
 from roq.config import RunConfig
-from roq.events.event import Event, parse_place
-from roq.events.replay import Group, Replay
+from roq.events.event import Event
+from roq.events.history import FATES, Batch, GroupHistory
+from roq.events.replay import Replay
 
-__all__ = ["Span", "Step", "Story", "Waiting", "bins", "cause", "overlap", "tell", "verdict", "waiting"]
+__all__ = [
+    "Span",
+    "Timeline",
+    "WaitShares",
+    "bins",
+    "cause",
+    "overlap",
+    "timeline_of",
+    "verdict",
+    "wait_shares",
+]
 
 Span = tuple[float, float]
 MUCH = 0.2  # share of its time that a side may wait before it counts as waiting
 NOTABLE = 0.1  # share of a wait from which on a part of it is told
-UNTRAINED = ("filtered", "discarded", "requeued", "dead")
 
 
-class Step(msgspec.Struct):
-    """One batch, from the wait for it to its weights. Times in seconds since 1970, lengths in seconds.
-
-    Attributes:
-        number: the version that it publishes, from 1.
-        waited_from: when the trainer could have taken it; None if that is not known.
-        taken, published: when; ``published`` is None for a batch still in training.
-        staleness: its groups by staleness. tokens, reward: of its trajectories; reward None without any.
-        groups: its groups, in slot order. metrics: what the trainer published.
-    """
-
-    number: int
-    waited_from: float | None
-    taken: float
-    groups: list[Group]
-    published: float | None = None
-    metrics: dict[str, float] = {}
-
-    @property
-    def wait_s(self) -> float:
-        """How long the trainer waited for it."""
-        return 0.0 if self.waited_from is None else max(0.0, self.taken - self.waited_from)
-
-    @property
-    def train_s(self) -> float | None:
-        """From take to publish."""
-        return None if self.published is None else self.published - self.taken
-
-    @property
-    def staleness(self) -> Counter[int]:
-        """Its groups by staleness."""
-        return Counter(self.number - 1 - group.v_traj for group in self.groups)
-
-    @property
-    def tokens(self) -> int:
-        """Response tokens in it."""
-        return sum(group.tokens for group in self.groups)
-
-    @property
-    def reward(self) -> float | None:
-        """Mean reward of its trajectories."""
-        rewards = [m.reward for g in self.groups for m in g.members.values() if m.reward is not None]
-        return fmean(rewards) if rewards else None
-
-    @property
-    def last(self) -> Group | None:
-        """The group that made it READY."""
-        known = [group for group in self.groups if group.occupied is not None]
-        return max(known, key=lambda group: group.occupied or 0.0, default=None)
-
-
-class Story(msgspec.Struct):
+class Timeline(msgspec.Struct):
     """What happened in a run.
 
     Attributes:
@@ -83,7 +41,9 @@ class Story(msgspec.Struct):
         groups: all groups, by number.
         attached: when each worker was there. idle: when each of these had nothing in flight.
         pauses: when admission was paused.
-        counts: how often each event happened. missing: events that are not known; None if not even how many.
+        expired, released: claims lost with a lease, and given back.
+        missing: events missing in gaps; None if not even how many is known.
+        whole: whether the events begin with the run's creation and none is missing.
         generated: tokens that the engines made, the unfinished included; None when nobody counted.
     """
 
@@ -93,13 +53,15 @@ class Story(msgspec.Struct):
     at_work: float = 0.0
     until: float = 0.0
     ended: bool = False
-    steps: list[Step] = []
-    groups: dict[int, Group] = {}
+    steps: list[Batch] = []
+    groups: dict[int, GroupHistory] = {}
     attached: dict[str, list[Span]] = {}
     idle: dict[str, list[Span]] = {}
     pauses: list[Span] = []
-    counts: Counter[str] = msgspec.field(default_factory=Counter[str])
+    expired: int = 0
+    released: int = 0
     missing: int | None = 0
+    whole: bool = True
     generated: int | None = None
 
     @property
@@ -123,7 +85,7 @@ class Story(msgspec.Struct):
         """Finished response tokens by what became of their group; ``open``: it is still in the run."""
         found: Counter[str] = Counter()
         for group in self.groups.values():
-            known = group.state if group.state in ("trained", *UNTRAINED) else "open"
+            known = group.state if group.state in ("trained", *FATES) else "open"
             found[known] += group.tokens
         return dict(found)
 
@@ -142,7 +104,7 @@ def overlap(spans: Iterable[Span], span: Span) -> float:
     return sum(max(0.0, min(end, span[1]) - max(start, span[0])) for start, end in spans)
 
 
-class _Busy:
+class _Spans:
     """Spans in which something was true of each of several things."""
 
     def __init__(self) -> None:
@@ -161,128 +123,79 @@ class _Busy:
             self.end(name, time)
 
 
-class _Teller:
+class _Recorder(Replay):
+    """Notes when the workers and admission were in which state."""
+
     def __init__(self) -> None:
-        self.story = Story()
-        self.replay = Replay()
-        self.free_at: float | None = None  # when the trainer began to wait
-        self.claims: dict[int, dict[int, str]] = {}  # group -> member -> who has it
-        self.held: Counter[str] = Counter()
-        self.attached, self.idle, self.paused = _Busy(), _Busy(), _Busy()
+        super().__init__()
+        self.steps: list[Batch] = []
+        self.attached, self.unused, self.stopped = _Spans(), _Spans(), _Spans()
 
-    def take_in(self, event: Event) -> None:
-        story = self.story
-        story.began = story.began or event.time
-        story.until = max(story.until, event.time)
-        story.counts[event.name] += 1
-        self.replay.feed(event)
-        match event.name:
-            case "gap":
-                known = "missing" in event.fields and story.missing is not None
-                story.missing = (story.missing or 0) + event.number("missing") if known else None
-            case "reserve":
-                story.eta = max(story.eta, parse_place(event.get("at")).buffer - event.number("v_traj"))
-                self._issued(event)
-            case "issue" | "reissue":
-                self._issued(event)
-            case "judging":
-                self._over(event)
-                self._issued(event)
-            case "complete" | "release" | "expired":
-                self._over(event, event.number("member"))
-            case "occupy" | "requeued" | "discarded" | "filtered" | "dead":
-                self._over(event)
-            case "worker_joined":
-                self._joined(event.get("worker"), event.time)
-            case "worker_left" | "worker_lost":
-                self.idle.end(event.get("worker"), event.time)
-                self.attached.end(event.get("worker"), event.time)
-            case "trainer_joined":
-                if self.replay.training is None:
-                    self.free_at = event.time
-            case "take":
-                numbers = map(int, event.get("groups").split())
-                groups = [self.replay.groups[number] for number in numbers if number in self.replay.groups]
-                story.steps.append(Step(event.number("version") + 1, self.free_at, event.time, groups))
-            case "publish":
-                self.free_at = event.time
-                if story.steps and story.steps[-1].number == event.number("version"):
-                    story.steps[-1].published, story.steps[-1].metrics = event.time, event.metrics
-            case "paused":
-                self.paused.begin("run", event.time)
-            case "resumed":
-                self.paused.end("run", event.time)
-            case _:
-                pass
+    def on_worker_joined(self, worker: str) -> None:
+        self.attached.begin(worker, self.time)
+        self.unused.begin(worker, self.time)
 
-    def _joined(self, worker: str, time: float) -> None:
-        self.attached.begin(worker, time)
-        self.idle.begin(worker, time)
+    def on_worker_left(self, worker: str) -> None:
+        self.attached.end(worker, self.time)
+        self.unused.end(worker, self.time)
 
-    def _issued(self, event: Event) -> None:
-        worker, claims = event.get("worker"), self.claims.setdefault(event.number("group"), {})
-        self.attached.begin(worker, event.time)  # it may have joined before the first event known
-        self.idle.end(worker, event.time)
-        for member in (event.get("members") or "0").split(","):
-            claims[int(member)] = worker
-            self.held[worker] += 1
+    def on_busy(self, worker: str) -> None:
+        self.unused.end(worker, self.time)
 
-    def _over(self, event: Event, member: int | None = None) -> None:
-        """A claim on the event's group is over, or all that are left."""
-        claims = self.claims.get(event.number("group"), {})
-        for number in list(claims) if member is None else [member]:
-            worker = claims.pop(number, None)
-            if worker is None:
-                continue
-            self.held[worker] -= 1
-            if self.held[worker] == 0:
-                self.idle.begin(worker, event.time)
-        if not claims:
-            self.claims.pop(event.number("group"), None)
+    def on_idle(self, worker: str) -> None:
+        self.unused.begin(worker, self.time)
 
-    def told(self) -> Story:
-        story = self.story
-        for spans in (self.attached, self.idle, self.paused):
-            spans.close(story.until)
-        story.groups, story.ended = self.replay.groups, self.replay.ended
-        story.attached, story.idle = self.attached.spans, self.idle.spans
-        story.pauses = self.paused.spans.get("run", [])
-        return story
+    def on_taken(self, batch: Batch) -> None:
+        self.steps.append(batch)
+
+    def on_paused(self, paused: bool) -> None:
+        (self.stopped.begin if paused else self.stopped.end)("run", self.time)
 
 
-def tell(events: Iterable[Event], config: RunConfig | None = None, run: str = "") -> Story:
-    """The story of a run's events; ``config`` and ``run`` are found in an archive's first line too.
+def timeline_of(events: Iterable[Event], config: RunConfig | None = None, run: str = "") -> Timeline:
+    """The timeline of a run's events; ``config`` and ``run`` are found in an archive's first line too.
 
     Without a configuration, eta is the farthest that a group was reserved ahead.
     """
-    teller = _Teller()
+    found = _Recorder()
     for event in events:
-        if event.name == "archive":
-            config = config or msgspec.json.decode(event.get("config"), type=RunConfig)
-            run = run or event.get("run")
-        else:
-            teller.take_in(event)
-    story = teller.told()
-    story.run = run
-    story.at_work = min((group.reserved for group in story.groups.values()), default=story.began)
-    story.eta = story.eta if config is None else config.eta
-    return story
+        found.apply(event)
+    for spans in (found.attached, found.unused, found.stopped):
+        spans.close(found.time)
+    config = config or found.config
+    return Timeline(
+        run=run or found.run,
+        eta=found.ahead if config is None else config.eta,
+        began=found.began,
+        at_work=min((group.reserved for group in found.groups.values()), default=found.began),
+        until=found.time,
+        ended=found.ended,
+        steps=found.steps,
+        groups=found.groups,
+        attached=found.attached.spans,
+        idle=found.unused.spans,
+        pauses=found.stopped.spans.get("run", []),
+        expired=found.expired,
+        released=found.released,
+        missing=found.missing,
+        whole=found.whole,
+    )
 
 
 # ---- why -----------------------------------------------------------------------------------------
 
 
-def cause(story: Story, step: Step) -> str:
+def cause(timeline: Timeline, step: Batch) -> str:
     """Why the trainer waited for a batch, in a sentence or two."""
     assert step.waited_from is not None
     span = (step.waited_from, step.taken)
     said: list[str] = []
-    gaps = _without(story.attached.values(), span)
+    gaps = _without(timeline.attached.values(), span)
     if gaps > NOTABLE * step.wait_s:
         said.append(f"no worker was attached for {gaps:.1f} s")
-    if gaps < (starting := min(story.at_work, span[1]) - span[0]) and starting > NOTABLE * step.wait_s:
+    if gaps < (starting := min(timeline.at_work, span[1]) - span[0]) and starting > NOTABLE * step.wait_s:
         said.append(f"no trajectory had been issued for {starting:.1f} s: engines start")
-    if (paused := overlap(story.pauses, span)) > NOTABLE * step.wait_s:
+    if (paused := overlap(timeline.pauses, span)) > NOTABLE * step.wait_s:
         said.append(f"admission was paused for {paused:.1f} s")
     if (last := step.last) is not None and last.occupied is not None:
         said.append(_of_the_last(step, last, span))
@@ -299,7 +212,7 @@ def _without(attached: Iterable[list[Span]], span: Span) -> float:
     return span[1] - span[0] - covered
 
 
-def _of_the_last(step: Step, last: Group, span: Span) -> str:
+def _of_the_last(step: Batch, last: GroupHistory, span: Span) -> str:
     slowest = max(last.members.items(), key=lambda item: item[1].completed or 0.0, default=None)
     text = f"its last group was {last.group} (prompt {last.ordinal})"
     if last.reserved > span[0] + NOTABLE * step.wait_s:
@@ -320,7 +233,7 @@ def _of_the_last(step: Step, last: Group, span: Span) -> str:
     return text
 
 
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+class WaitShares(msgspec.Struct, frozen=True, kw_only=True):
     """Who waited, from the first weights published to the last: before, engines start, and after, they end.
 
     Attributes:
@@ -334,31 +247,31 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     workers: float | None
 
 
-def _later(story: Story) -> list[Step]:
-    return [step for step in story.steps[1:] if step.published is not None]
+def _later(timeline: Timeline) -> list[Batch]:
+    return [step for step in timeline.steps[1:] if step.published is not None]
 
 
-def waiting(story: Story) -> Waiting | None:
+def wait_shares(timeline: Timeline) -> WaitShares | None:
     """Who waited; None where fewer than three batches were trained. The one definition that all tell."""
-    steps = _later(story)
+    steps = _later(timeline)
     if len(steps) < 2:
         return None
     wait, train = sum(step.wait_s for step in steps), sum(step.train_s or 0.0 for step in steps)
     began = steps[0].taken if steps[0].waited_from is None else steps[0].waited_from
-    return Waiting(
+    return WaitShares(
         trainer_s=round(wait, 3),
         trainer=wait / (wait + train) if wait + train else 0.0,
-        workers=story.idle_share((began, steps[-1].published or story.until)),
+        workers=timeline.idle_share((began, steps[-1].published or timeline.until)),
     )
 
 
-def verdict(story: Story) -> str:
+def verdict(timeline: Timeline) -> str:
     """What limits the run, with its numbers."""
-    found = waiting(story)
+    found = wait_shares(timeline)
     if found is None:
         return "Too few steps to say what limits this run."
     wait, waits, idle = found.trainer_s, found.trainer, found.workers or 0.0
-    alone = sum(_alone(step) for step in _later(story))
+    alone = sum(_alone(step) for step in _later(timeline))
     facts = f"the trainer waited {waits:.0%} of the time, the workers had nothing to do {idle:.0%} of theirs"
     tail = ""
     if wait and alone > 0.4 * wait:
@@ -375,7 +288,7 @@ def verdict(story: Story) -> str:
     return f"Both sides are busy: {facts}."
 
 
-def _alone(step: Step) -> float:
+def _alone(step: Batch) -> float:
     """Seconds of a wait in which only one group was missing."""
     known = sorted(group.occupied for group in step.groups if group.occupied is not None)
     if len(known) < 2 or step.waited_from is None:
@@ -383,7 +296,7 @@ def _alone(step: Step) -> float:
     return max(0.0, min(known[-1], step.taken) - max(known[-2], step.waited_from))
 
 
-def bins(story: Story, count: int) -> list[Span]:
+def bins(timeline: Timeline, count: int) -> list[Span]:
     """The run's time at work in ``count`` equal parts."""
-    edges = [story.at_work + story.work_s * i / count for i in range(count + 1)]
+    edges = [timeline.at_work + timeline.work_s * i / count for i in range(count + 1)]
     return list(pairwise(edges))

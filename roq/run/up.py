@@ -30,7 +30,7 @@ from roq.observe.display import Display, View
 from roq.observe.metrics_log import Records
 from roq.observe.plot import write_plot
 from roq.observe.summary import Summary, summarize, write_summary
-from roq.observe.timeline import tell, waiting
+from roq.observe.timeline import timeline_of, wait_shares
 from roq.processes import finish, read_records, send, stop
 from roq.run.embedded_server import EmbeddedServer, find_binary
 from roq.run.supervisor import Restarts, Supervisor, running_supervisor, sole_supervisor
@@ -303,7 +303,7 @@ class _Watch:
         """Sum the run up."""
         self.records.read()
         broken = self._scheduler.verify()
-        waited = waiting(tell(read_events(self._scheduler), self._protocol))
+        waited = wait_shares(timeline_of(read_events(self._scheduler), self._protocol))
         return summarize(
             self.records, self._scheduler.status(), self._protocol, broken, self._server_rss, waited
         )

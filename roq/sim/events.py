@@ -1,18 +1,16 @@
-"""A real run as its event stream tells it: who generated what, when, and how long each update took.
-
-It reads the events itself: no slot matters here, and following them all with
-:class:`roq.events.replay.Replay` takes more than twice as long.
-"""
+"""A real run as its events tell it: who generated what, when, and how long each update took."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
 
 from roq.errors import ConfigError
-from roq.events.event import Event, parse_place
+from roq.events.event import Event
+from roq.events.history import Batch, GroupHistory, MemberHistory
+from roq.events.replay import Replay
 
 __all__ = ["RealRun", "Rolled", "Update"]
 
@@ -104,129 +102,73 @@ class RealRun(msgspec.Struct, kw_only=True):
         Raises:
             ConfigError: the events tell of no update, so there is nothing to learn from.
         """
-        replay = _Replay()
+        found = _Recorder()
         for event in events:
-            replay.read(event)
-        if not replay.updates or not replay.rolled:
+            found.apply(event)
+        if not found.updates or not found.rolled:
             raise ConfigError(
                 "these events hold no published update and no finished response: nothing to learn from; "
                 "give the event log of a run that has trained"
             )
-        sizes = Counter(r.ordinal for r in replay.rolled)
         return cls(
-            rolled=replay.rolled,
-            updates=replay.updates,
-            loads=replay.loads,
-            eta=replay.eta,
-            batch_size=replay.batch_size,
-            group_size=max(sizes.values()),
-            started=replay.started,
+            rolled=found.rolled,
+            updates=found.updates,
+            loads=found.loads,
+            eta=found.ahead,
+            batch_size=found.batch_size,
+            group_size=max(Counter(r.ordinal for r in found.rolled).values()),
+            started=min(group.reserved for group in found.groups.values()),
         )
 
 
-class _Replay:
+class _Recorder(Replay):
     def __init__(self) -> None:
+        super().__init__()
         self.rolled: list[Rolled] = []
         self.updates: list[Update] = []
         self.loads: list[float] = []
-        self.eta = self.batch_size = 0
-        self.started = 0.0
-        # group -> member -> ordinal, when, to whom
-        self._issued: defaultdict[int, dict[int, tuple[int, float, str]]] = defaultdict(dict)
-        self._in_flight: Counter[str] = Counter()  # by worker
-        self._tokens: Counter[int] = Counter()  # group -> tokens
-        self._occupied: dict[int, float] = {}
-        self._taken: dict[int, tuple[float, list[int]]] = {}
-        self._published = 0
+        self.batch_size = 0
+        self._worked: set[str] = set()
+        self._loaded: set[str] = set()  # got work with the newest weights
         self._published_at = 0.0
-        self._loaded: set[str] = set()
 
-    def read(self, event: Event) -> None:
-        match event.name:
-            case "reserve" | "issue" | "reissue" as name:
-                self._issue(event, event.time, new=name == "reserve")
-            case "complete":
-                self._complete(event, event.time)
-            case "cancelled" | "release" | "expired":
-                for member in event.get("members", event.get("member")).split(","):
-                    self._end(event.number("group"), int(member))
-            case "requeued" | "discarded" | "filtered" | "dead":
-                self._end_all(event.number("group"))
-            case "worker_left" | "worker_lost":
-                self._in_flight.pop(event.get("worker"), None)
-            case "occupy":
-                self._occupied[event.number("group")] = event.time
-                self._end_all(event.number("group"))
-            case "take":
-                groups = [int(group) for group in event.get("groups").split()]
-                self.batch_size = max(self.batch_size, len(groups))
-                self._taken[event.number("version")] = (event.time, groups)
-            case "publish":
-                self._publish(event, event.time)
-            case _:
-                pass
+    def on_reserved(self, group: GroupHistory, worker: str) -> None:
+        self._worked.add(worker)
+        if group.v_traj == self.version > 0 and worker not in self._loaded:
+            self._loaded.add(worker)
+            self.loads.append(self.time - self._published_at)
 
-    def _issue(self, event: Event, at: float, *, new: bool) -> None:
-        self.started = self.started or at
-        version, worker = event.number("v_traj"), event.get("worker")
-        if new:
-            self.eta = max(self.eta, parse_place(event.get("at")).buffer - version)
-            if version == self._published > 0 and worker not in self._loaded:
-                self._loaded.add(worker)
-                self.loads.append(at - self._published_at)
-        for member in event.get("members").split(","):
-            self._issued[event.number("group")][int(member)] = (event.number("ordinal"), at, worker)
-            self._in_flight[worker] += 1
-
-    def _end(self, group: int, member: int) -> tuple[int, float, str] | None:
-        """A claim is over; what it was, None when it was issued before the log begins."""
-        issued = self._issued[group].pop(member, None)
-        if issued is not None:
-            self._in_flight[issued[2]] -= 1
-        return issued
-
-    def _end_all(self, group: int) -> None:
-        """Nobody works for a group any more."""
-        for _, _, worker in self._issued.pop(group, {}).values():
-            self._in_flight[worker] -= 1
-
-    def _complete(self, event: Event, at: float) -> None:
-        group, member, tokens = event.number("group"), event.number("member"), event.number("tokens")
-        issued = self._end(group, member)
-        if issued is None:
-            return
-        ordinal, started, worker = issued
-        self._tokens[group] += tokens
-        self.rolled.append(
-            Rolled(
-                ordinal=ordinal,
-                member=member,
-                worker=worker,
-                started=started,
-                finished=at,
-                tokens=tokens,
+    def on_completed(self, group: GroupHistory | None, number: int, member: MemberHistory) -> None:
+        if group is not None and member.issued is not None:  # else it was issued before the log begins
+            self.rolled.append(
+                Rolled(
+                    ordinal=group.ordinal,
+                    member=number,
+                    worker=member.worker,
+                    started=member.issued,
+                    finished=self.time,
+                    tokens=member.tokens,
+                )
             )
-        )
 
-    def _publish(self, event: Event, at: float) -> None:
-        version = event.number("version")
-        if self._published > 0:
-            idle = [w for w, count in self._in_flight.items() if count == 0 and w not in self._loaded]
-            self.loads += [at - self._published_at] * len(idle)
-        self._published, self._published_at = version, at
+    def on_taken(self, batch: Batch) -> None:
+        self.batch_size = max(self.batch_size, len(batch.groups))
+
+    def on_published(self, batch: Batch | None) -> None:
+        if self.version > 1:
+            idle = {worker for worker, claims in self.workers.items() if not claims}
+            self.loads += [self.time - self._published_at] * len(idle & self._worked - self._loaded)
+        self._published_at = self.time
         self._loaded.clear()
-        taken = self._taken.get(version - 1)
-        if taken is None:
-            return
-        figures = event.metrics
-        self.updates.append(
-            Update(
-                version=version,
-                ready=max((self._occupied.get(group, 0.0) for group in taken[1]), default=0.0),
-                taken=taken[0],
-                published=at,
-                response_tokens=sum(self._tokens[group] for group in taken[1]),
-                prompt_tokens=figures.get("tokens/prompt", 0.0),
-                trajectories=int(figures.get("trajectories", 0)),
+        if batch is not None:
+            self.updates.append(
+                Update(
+                    version=self.version,
+                    ready=max((group.occupied or 0.0 for group in batch.groups), default=0.0),
+                    taken=batch.taken,
+                    published=self.time,
+                    response_tokens=batch.tokens,
+                    prompt_tokens=batch.metrics.get("tokens/prompt", 0.0),
+                    trajectories=int(batch.metrics.get("trajectories", 0)),
+                )
             )
-        )

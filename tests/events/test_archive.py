@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from roq import AsyncScheduler, ConfigError, RoqError, RunConfig, Scheduler
 from roq.cli import main
 from roq.events.archive import LONGEST, Archive, archived_config, read_archive
-from roq.events.audit import audit_archive
+from roq.events.audit import audit_events
 from roq.events.event import BEGINNING, Event, parse_place
 from roq.events.follow import follow, read_events
 from tests.conftest import Server
@@ -129,7 +129,7 @@ def test_an_archive_goes_on_where_it_ends(sched: Scheduler, tmp_path: Path) -> N
     packed = tmp_path / "events.jsonl.gz"
     packed.write_bytes(gzip.compress(file.read_bytes()))
     assert list(read_archive(packed)) == kept
-    assert audit_archive((event.fields for event in kept), 1).problems == []
+    assert audit_events(kept, 1).problems == []
     found = sched.audit(read_archive(file))
     assert found == sched.audit()
     assert found.fates["trained"] == 4
@@ -150,7 +150,7 @@ def test_an_archive_notes_a_gap(sched: Scheduler, tmp_path: Path) -> None:
             assert archive.known == added(sched)
     kept = list(read_archive(file))
     assert [event.name for event in kept].count("gap") == 1
-    problems = audit_archive((event.fields for event in kept), 1).problems
+    problems = audit_events(kept, 1).problems
     assert any("were trimmed from the stream" in problem for problem in problems)
 
 
@@ -248,7 +248,8 @@ def test_what_an_archive_may_hold(tmp_path: Path) -> None:
 def test_two_groups_in_one_slot_are_a_problem_of_the_audit() -> None:
     lines = [*LINES[:3], {**LINES[2], "group": "2", "ordinal": "1"}]
     ends = [{"event": "discarded", "group": group, "ordinal": "0"} for group in "21"]
-    problems = audit_archive([*lines, *ends], 1).problems
+    events = (Event(f"{i}-0", fields) for i, fields in enumerate([*lines, *ends], 1))
+    problems = audit_events(events, 1).problems
     assert any("group 2 went to slot 0.1, where group 1 was" in problem for problem in problems)
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from roq import RunConfig, Scheduler
-from roq.events.audit import Event, audit_events
+from roq.events.audit import Audit, audit_events
+from roq.events.event import Event
+from roq.events.follow import read_events
 from roq.protocol.invariants import Snapshot
 from tests.protocol.play import Named, expire
 
@@ -31,17 +33,18 @@ def history(sched: Scheduler) -> tuple[Events, Snapshot]:
     run.publish(1)
     client = sched._driver.redis
     keys = sched._operations.keys
-    events = [
-        {name.decode(): value.decode() for name, value in fields.items()}
-        for _, fields in client.xrange(keys["events"])
-    ]
+    events = [dict(event.fields) for event in read_events(sched)]
     flat = client.execute_command("FCALL_RO", "roq_verify", len(keys), *keys.values())
     return events, Snapshot(flat)
 
 
+def audited(events: Events, snapshot: Snapshot) -> Audit:
+    return audit_events((Event(f"{i}-0", fields) for i, fields in enumerate(events, 1)), 1, snapshot)
+
+
 def test_a_good_history(sched: Scheduler) -> None:
     events, snapshot = history(sched)
-    found = audit_events(events, snapshot)
+    found = audited(events, snapshot)
     assert found.problems == []
     assert found.fates == {"trained": 2, "filtered": 1, "in_slots": 1}
     assert (found.issued, found.reissued, found.expired) == (4, 4, 4)
@@ -86,9 +89,5 @@ def changed(kind: str, **fields: str) -> Callable[[Events], Events]:
 )
 def test_bad_histories(sched: Scheduler, change: Callable[[Events], Events], word: str) -> None:
     events, snapshot = history(sched)
-    found: list[str] = audit_events(_typed(change(events)), snapshot).problems
+    found: list[str] = audited(change(events), snapshot).problems
     assert any(word in problem for problem in found), found
-
-
-def _typed(events: Events) -> list[Event]:
-    return list(events)

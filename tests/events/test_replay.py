@@ -11,7 +11,7 @@ from tests.protocol.play import Named, expire, trajectory
 def replayed(sched: Scheduler) -> Replay:
     replay = Replay()
     for event in read_events(sched):
-        replay.feed(event)
+        replay.apply(event)
     return replay
 
 
@@ -23,13 +23,13 @@ def check(sched: Scheduler, replay: Replay) -> None:
     for slot in sched.slots():
         group = replay.groups[slot.group]
         assert (group.state, group.ordinal, group.v_traj) == (slot.state, slot.ordinal, slot.v_traj)
-        running = {m.worker for m in group.members.values() if m.issued and not (m.completed or m.cancelled)}
+        running = {m.worker for m in group.members.values() if m.running}
         assert running == set(slot.workers)
     states = [group.state for group in replay.groups.values()]
     assert states.count("trained") == status.ledger.trained
     assert states.count("filtered") == status.ledger.filtered
     assert (replay.version, replay.training) == (status.version, status.training)
-    assert replay.workers == {worker.worker for worker in status.workers}
+    assert replay.workers == {worker.worker: worker.claims for worker in status.workers}
     assert (replay.paused, replay.ended) == (status.paused, status.ended)
 
 
@@ -62,8 +62,8 @@ def test_a_run_with_everything_in_it(sched: Scheduler) -> None:
     check(sched, replay)
     gone = {group.group: (group.state, group.reason) for group in replay.groups.values() if group.reason}
     assert gone == {run.group("C"): ("filtered", "dirty"), run.group("D"): ("requeued", "by hand")}
-    replay.forget(replay.groups.copy())
-    assert not replay.groups
+    replay.forget(list(replay.groups.values()))
+    assert (replay.groups, replay.slots, replay.prompts) == ({}, {}, {})
 
 
 def test_post_processing(sched: Scheduler) -> None:

@@ -17,10 +17,11 @@ from roq.errors import ConfigError
 from roq.events.archive import Archive
 from roq.events.event import Event
 from roq.events.follow import read_events
+from roq.events.history import Batch
 from roq.observe.metrics_log import Records
 from roq.observe.report import write_report
 from roq.observe.summary import summarize, summary_lines
-from roq.observe.timeline import Step, Story, cause, tell, verdict, waiting
+from roq.observe.timeline import Timeline, cause, timeline_of, verdict, wait_shares
 from roq.types import Status
 from tests.protocol.play import Named
 
@@ -63,19 +64,19 @@ RUN = (
 
 
 def test_what_is_reckoned() -> None:
-    story = tell(events(*RUN))
-    (step,) = story.steps
+    timeline = timeline_of(events(*RUN))
+    (step,) = timeline.steps
     assert (step.wait_s, step.train_s, step.tokens, step.reward) == (10, 2, 140, 0.75)
     assert step.staleness == {0: 2}
-    assert story.eta == 2  # the farthest reservation
-    assert story.tokens() == {"trained": 140, "filtered": 0}
-    assert story.attached == {"w0": [(2, 18)], "w1": [(2, 6)]}
-    assert story.idle == {"w0": [(2, 3), (5, 7), (12, 14), (15, 18)], "w1": [(2, 3)]}
-    assert story.idle_share((1, 18)) == pytest.approx(9 / 20)
-    assert (story.began, story.at_work, story.until) == (1, 3, 18)
-    assert story.waits == [(2, 12), (14, 18)]
-    assert story.pauses == [(16, 18)]
-    assert cause(story, step) == (
+    assert timeline.eta == 2  # the farthest reservation
+    assert timeline.tokens() == {"trained": 140, "filtered": 0}
+    assert timeline.attached == {"w0": [(2, 18)], "w1": [(2, 6)]}
+    assert timeline.idle == {"w0": [(2, 3), (5, 7), (12, 14), (15, 18)], "w1": [(2, 3)]}
+    assert timeline.idle_share((1, 18)) == pytest.approx(9 / 20)
+    assert (timeline.began, timeline.at_work, timeline.until) == (1, 3, 18)
+    assert timeline.waits == [(2, 12), (14, 18)]
+    assert timeline.pauses == [(16, 18)]
+    assert cause(timeline, step) == (
         "its last group was 2 (prompt 1); member 2 took w0 5.0 s for 100 tokens, in attempt 2; "
         "for 7.0 s it alone was missing"
     )
@@ -88,7 +89,7 @@ def test_causes() -> None:
               "9 complete group=1 member=1 worker=w0 tokens=5 reward=1",
               "10 judging group=1 ordinal=0 worker=w0",
               "12 occupy group=1 ordinal=0 at=0.1 v_traj=0", "12 take version=0 groups=1"]  # fmt: skip
-    told = tell(events(*nobody))
+    told = timeline_of(events(*nobody))
     said = cause(told, told.steps[0])
     assert "engines start" not in said  # there was none to start
     assert said.startswith("no worker was attached for 5.0 s; admission was paused for 3.0 s; its last")
@@ -96,7 +97,7 @@ def test_causes() -> None:
     assert "its post-processing took 3.0 s" in said
 
 
-def lockstep(wait: float, train: float, busy: float) -> Story:
+def lockstep(wait: float, train: float, busy: float) -> Timeline:
     """Ten steps; the workers have work for ``busy`` seconds after each publish."""
     lines, time = ["0 created", "0 worker_joined worker=w0", "0 trainer_joined trainer=t0"], 0.0
     for v in range(10):
@@ -107,7 +108,7 @@ def lockstep(wait: float, train: float, busy: float) -> Story:
         time += wait + train
         lines += sorted((done, occupy, take), key=lambda line: float(line.split()[0]))
         lines.append(f"{time} publish version={v + 1}")
-    return tell(events(*lines), RunConfig(eta=0, batch_size=1))
+    return timeline_of(events(*lines), RunConfig(eta=0, batch_size=1))
 
 
 @pytest.mark.parametrize(
@@ -125,11 +126,11 @@ def test_verdicts(wait: float, train: float, busy: float, said: str) -> None:
 
 def test_one_definition_of_waiting(tmp_path: Path) -> None:
     """The page's numbers, its verdict and the summary of ``roq up`` cover the same time."""
-    story = lockstep(4, 1, 2)
-    found = waiting(story)
+    timeline = lockstep(4, 1, 2)
+    found = wait_shares(timeline)
     assert found is not None
     assert (found.trainer_s, found.trainer, found.workers) == (36, 0.8, pytest.approx(0.6))
-    write_report(story, tmp_path / "page.html")
+    write_report(timeline, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "<dt>trainer waited, after step 1</dt><dd>36.0 s, 80%</dd>" in page
     assert "<dt>workers idle, after step 1</dt><dd>60%</dd>" in page
@@ -140,10 +141,10 @@ def test_one_definition_of_waiting(tmp_path: Path) -> None:
 
 
 def test_no_step_no_verdict() -> None:
-    assert verdict(Story()) == "Too few steps to say what limits this run."
+    assert verdict(Timeline()) == "Too few steps to say what limits this run."
     with pytest.raises(ConfigError, match="nothing to report"):
-        write_report(Story(), Path("nowhere.html"))
-    assert Step(1, None, 5.0, []).wait_s == 0
+        write_report(Timeline(), Path("nowhere.html"))
+    assert Batch(0, None, 5.0, []).wait_s == 0
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +156,10 @@ def browser() -> Iterator[Page]:
 
 
 def test_the_page_needs_nothing_else(tmp_path: Path, browser: Page) -> None:
-    story = lockstep(5, 5, 5)
-    story.run = 'a<b>"c'  # no name that could be, but nothing may come through
+    timeline = lockstep(5, 5, 5)
+    timeline.run = 'a<b>"c'  # no name that could be, but nothing may come through
     out = tmp_path / "report.html"
-    written = write_report(story, out)
+    written = write_report(timeline, out)
     pngs = [path for path in written if path.suffix == ".png"]
     names = ["idle", "reward", "staleness", "steps", "throughput"]
     assert sorted(path.stem for path in pngs) == names

@@ -62,7 +62,7 @@ class ObserverOperations(Steps):
         while archive is None and (page := (yield from self.events(after, known, 0.0))):
             events += page
             after, known = page[-1].id, known + sum(event.count for event in page)
-        return audit_events((event.fields for event in events), snapshot)
+        return audit_events(events, int(snapshot.config["eta"]), snapshot)
 
     def slots(self) -> Operation[list[SlotStatus]]:
         now: Any = yield Command(("TIME",))
