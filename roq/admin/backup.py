@@ -28,10 +28,10 @@ from redis import exceptions
 from redis.cluster import RedisCluster
 
 from roq.admin.backup_file import FORMAT, Header, Part, Writer, damaged, parts, read_header
-from roq.admin.importable import why_not
+from roq.admin.importable import problem_of
 from roq.client import Scheduler
-from roq.client.connect import companions, connect
-from roq.client.session import FAILURES, translate
+from roq.client.connect import connect, sentinels_of
+from roq.client.failures import FAILURES, translate
 from roq.errors import ConfigError, ConfigMismatch, RoqError, UnknownRun, UnsuitableServer
 from roq.events.event import id_order
 from roq.protocol import library
@@ -74,7 +74,7 @@ def _node(url: str, key: str) -> Generator[Any]:
     except FAILURES as error:
         raise translate(error, url, KEEPERS) from error
     finally:
-        for one in (client, *companions(client)):
+        for one in (client, *sentinels_of(client)):
             one.close()
 
 
@@ -246,7 +246,7 @@ def _counted(path: Path) -> dict[str, int]:
             content[part.key] += part.items
         else:
             content[part.key] += chain.from_iterable(part.items)
-    problem = why_not([x for name, items in content.items() for x in (name.encode(), items)])
+    problem = problem_of([x for name, items in content.items() for x in (name.encode(), items)])
     if problem is not None:
         raise ConfigError(f"{path} holds no run that could go on ({problem[:200]}); take another copy")
     return counts

@@ -9,7 +9,7 @@ from typing import Any
 from roq.client.operations import config_fields, config_from_fields
 from roq.protocol.invariants import Snapshot, problems
 
-__all__ = ["STATE", "why_not"]
+__all__ = ["STATE", "problem_of"]
 
 _COUNT = re.compile(r"\d{1,16}", re.ASCII)
 STATE = (  # what roq_create writes: numbers that are always there
@@ -19,8 +19,8 @@ STATE = (  # what roq_create writes: numbers that are always there
 )
 
 
-def why_not(content: Sequence[Any]) -> str | None:
-    """Why no run can go on from ``content``, a reply as ``roq_verify`` gives it; None when one can."""
+def problem_of(content: Sequence[Any]) -> str | None:
+    """Why ``content``, shaped like a reply of ``roq_verify``, is not a run that can continue; or None."""
     try:
         return _problem(Snapshot(content))
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from redis import exceptions
 from redis.cluster import RedisCluster
 
-from roq.client.connect import companions, connect, masked, tls_trouble
+from roq.client.connect import connect, masked, sentinels_of, tls_trouble
 from roq.errors import ConfigError, NotAllowed, ServerUnavailable, UnsuitableServer
 
 __all__ = [
@@ -49,7 +49,7 @@ def one_client(url: str, timeout_s: float = 3.0) -> Generator[Any]:
         else:
             yield client
     finally:
-        for one in (client, *companions(client)):
+        for one in (client, *sentinels_of(client)):
             one.close()
 
 

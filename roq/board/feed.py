@@ -20,9 +20,9 @@ from redis.exceptions import RedisError
 
 from roq.board.picture import picture
 from roq.client.async_scheduler import AsyncScheduler
-from roq.client.connect import companions, connect_async
+from roq.client.connect import connect_async, sentinels_of
+from roq.client.failures import translate
 from roq.client.operations import Call, Operations
-from roq.client.session import translate, wire
 from roq.config import RunConfig
 from roq.errors import ConfigError, RoqError
 from roq.events.archive import archived_config, read_archive
@@ -131,7 +131,7 @@ class RunFeed:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_S)
         await self._scheduler.aclose()
-        for client in (self._client, *companions(self._client)):
+        for client in (self._client, *sentinels_of(self._client)):
             await client.aclose()
 
     # ---- the one reader ----------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class RunFeed:
     async def _look_at_once(self) -> tuple[str, Snapshot]:
         """All of the run, and the newest event that it is the outcome of."""
         newest = ("XREVRANGE", self._operations.keys["events"], "+", "-", "COUNT", 1)
-        look = wire(self._operations, Call(functions.VERIFY, ()), "")
+        look = self._operations.wire(Call(functions.VERIFY, ()))
         for _ in range(TRIES):
             before, reply, after = await self._ask(newest, look, newest)
             if before == after:

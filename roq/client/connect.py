@@ -38,7 +38,7 @@ from redis.backoff import NoBackoff
 
 from roq.errors import ConfigError
 
-__all__ = ["check_url", "companions", "connect", "connect_async", "masked", "own_address", "tls_trouble"]
+__all__ = ["check_url", "connect", "connect_async", "masked", "own_address", "sentinels_of", "tls_trouble"]
 
 SOCKET_TIMEOUT_S = 5.0
 _TIMEOUTS: dict[str, Any] = {
@@ -238,8 +238,8 @@ def connect_async(url: str) -> Any:
     return redis.asyncio.cluster.RedisCluster(startup_nodes=nodes, retry=once, **target.options, **_TIMEOUTS)
 
 
-def companions(client: Any) -> list[Any]:
-    """Clients that redis-py made beside ``client`` and that it does not close: those of its Sentinels."""
+def sentinels_of(client: Any) -> list[Any]:
+    """The Sentinel clients that redis-py made for ``client``; closing it does not close them."""
     manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
     return [] if manager is None else manager.sentinels
 

@@ -1,7 +1,7 @@
-"""What drives the operations of a scheduler: sends each step to the server, with retries, until the end.
+"""Drives the operations of a scheduler: sends each step to the server, with retries, until the end.
 
-One driver that blocks and one for asyncio, in the same order and with the same names. What they decide alike
-is in :mod:`roq.client.session`.
+One driver that blocks and one for asyncio, in the same order and with the same names. What a failure means
+to both is in :mod:`roq.client.failures`.
 """
 
 from __future__ import annotations
@@ -16,25 +16,22 @@ import tenacity
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 
-from roq.client.connect import check_url, companions, connect, connect_async
-from roq.client.operations import Call, Command, Many, Operation, Operations
-from roq.client.session import (
+from roq.client.connect import check_url, connect, connect_async, sentinels_of
+from roq.client.failures import (
     FAILURES,
-    LANES,
     LIBRARY_MISSING,
-    Lanes,
-    Stats,
-    Timed,
+    accept_foreign_library,
     check_version,
+    first_failure,
     is_transient,
     replace_library,
     retry_policy,
+    roles_of,
     translate,
-    unanswered,
-    who_may,
-    wire,
-    without_load,
 )
+from roq.client.lanes import LANES, Lanes
+from roq.client.operations import Call, Command, Many, Operation, Operations
+from roq.client.stats import Stats, Timed
 from roq.errors import RoqError
 from roq.protocol import functions, library
 
@@ -75,7 +72,7 @@ class Driver:
     def close(self) -> None:
         """Close the connections."""
         if self._client is not None:
-            for client in (self._client, *companions(self._client)):
+            for client in (self._client, *sentinels_of(self._client)):
                 client.close()
 
     def run(self, operation: Operation[T]) -> T:
@@ -101,16 +98,16 @@ class Driver:
         except StopIteration as done:
             return done.value
         except FAILURES as error:
-            raise translate(error, self.url, who_may(command)) from error
+            raise translate(error, self.url, roles_of(command)) from error
 
     def _send(self, command: Call | Many | Command) -> Any:
         if isinstance(command, Many):
             with self._batching, self._lanes.hold(len(command.calls)) as requests:
                 calls = zip(command.calls, requests, strict=True)
-                many = [wire(self._operations, call, request) for call, request in calls]
+                many = [self._operations.wire(call, request) for call, request in calls]
                 return self._persist(self._exchange_many, many)
         with self._concurrency, self._lanes.hold() as (request,):
-            return self._persist(self._exchange, wire(self._operations, command, request))
+            return self._persist(self._exchange, self._operations.wire(command, request))
 
     def _persist(self, exchange: Callable[[Any], T], what: Any) -> T:
         """Exchange, and again while the failure is one that passes."""
@@ -139,7 +136,7 @@ class Driver:
             for args in commands:
                 pipe.execute_command(*args)
             answers = pipe.execute(raise_on_error=False)
-        failure = unanswered(answers)
+        failure = first_failure(answers)
         if failure is not None:
             self._checked = False  # the library may be what is missing
             raise RedisConnectionError(f"not all calls were answered: {failure}")
@@ -147,7 +144,7 @@ class Driver:
 
     def _ensure_library(self) -> None:
         check_version(self.redis.info("server"))
-        version = wire(self._operations, Call(functions.VERSION, ()), "")
+        version = self._operations.wire(Call(functions.VERSION, ()))
         loaded: str | None = None
         try:
             loaded = self.redis.execute_command(*version).decode()
@@ -158,7 +155,7 @@ class Driver:
             try:
                 self.redis.function_load(library.source(), replace=True)
             except NoPermissionError:
-                without_load(loaded)
+                accept_foreign_library(loaded)
         self._checked = True
 
 
@@ -193,7 +190,7 @@ class AsyncDriver:
 
     async def close(self) -> None:
         """Close the connections; a later call connects anew."""
-        for client in (self.redis, *companions(self.redis)):
+        for client in (self.redis, *sentinels_of(self.redis)):
             await client.aclose()
         self._belong_to(None)
 
@@ -219,7 +216,7 @@ class AsyncDriver:
         except StopIteration as done:
             return done.value
         except FAILURES as error:
-            raise translate(error, self.url, who_may(command)) from error
+            raise translate(error, self.url, roles_of(command)) from error
 
     async def _send(self, command: Call | Many | Command) -> Any:
         self._check_loop()  # before the semaphore, which belongs to a loop too
@@ -227,11 +224,11 @@ class AsyncDriver:
             async with self._batching:
                 with self._lanes.hold(len(command.calls)) as requests:
                     calls = zip(command.calls, requests, strict=True)
-                    many = [wire(self._operations, call, request) for call, request in calls]
+                    many = [self._operations.wire(call, request) for call, request in calls]
                     return await self._persist(self._exchange_many, many)
         async with self._concurrency:
             with self._lanes.hold() as (request,):
-                return await self._persist(self._exchange, wire(self._operations, command, request))
+                return await self._persist(self._exchange, self._operations.wire(command, request))
 
     async def _persist(self, exchange: Callable[[Any], Awaitable[T]], what: Any) -> T:
         """Exchange, and again while the failure is one that passes."""
@@ -261,7 +258,7 @@ class AsyncDriver:
             for args in commands:
                 pipe.execute_command(*args)
             answers = await pipe.execute(raise_on_error=False)
-        failure = unanswered(answers)
+        failure = first_failure(answers)
         if failure is not None:
             self._checked = False  # the library may be what is missing
             raise RedisConnectionError(f"not all calls were answered: {failure}")
@@ -269,7 +266,7 @@ class AsyncDriver:
 
     async def _ensure_library(self) -> None:
         check_version(await self.redis.info("server"))
-        version = wire(self._operations, Call(functions.VERSION, ()), "")
+        version = self._operations.wire(Call(functions.VERSION, ()))
         loaded: str | None = None
         try:
             loaded = (await self.redis.execute_command(*version)).decode()
@@ -280,5 +277,5 @@ class AsyncDriver:
             try:
                 await self.redis.function_load(library.source(), replace=True)
             except NoPermissionError:
-                without_load(loaded)
+                accept_foreign_library(loaded)
         self._checked = True

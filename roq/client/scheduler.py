@@ -52,7 +52,7 @@ class Scheduler:
 
     Attributes:
         url, run: as given.
-        stats: what the calls have cost so far (:class:`roq.client.session.Stats`).
+        stats: what the calls have cost so far (:class:`roq.client.stats.Stats`).
 
     Raises:
         ConfigError: the URL cannot be understood.

@@ -13,7 +13,6 @@ from roq import Refused, RunConfig, RunEnded, Scheduler
 from roq.board.feed import config_of
 from roq.board.picture import picture
 from roq.client.operations import Call
-from roq.client.session import wire
 from roq.events.follow import read_events
 from roq.protocol.functions import VERIFY
 from roq.protocol.invariants import Snapshot
@@ -149,7 +148,7 @@ class _fine:  # noqa: N801
 
 
 def look(sched: Scheduler) -> Snapshot:
-    return Snapshot(sched._driver.redis.execute_command(*wire(sched._operations, Call(VERIFY, ()), "")))
+    return Snapshot(sched._driver.redis.execute_command(*sched._operations.wire(Call(VERIFY, ()))))
 
 
 def truth(sched: Scheduler) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from roq import ConfigError, RoqError, RunConfig, Scheduler
-from roq.client.session import is_transient
+from roq.client.failures import is_transient
 from roq.config import Reward, load_job
 from tests.conftest import Server
 from tests.protocol.play import trajectory

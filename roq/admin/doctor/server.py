@@ -13,7 +13,7 @@ from redis import exceptions
 from roq.admin.acl import written_commands
 from roq.admin.doctor.finding import Finding, fail, ok, warn
 from roq.admin.server import OLDEST, masked, setting, version_of
-from roq.client.session import LIBRARY_MISSING
+from roq.client.failures import LIBRARY_MISSING
 from roq.config import Job
 from roq.job.memory import run_bytes
 from roq.protocol import functions as f

@@ -1,4 +1,4 @@
-"""What each call of the schedulers sends and how it reads the answer, without any I/O.
+"""What each call of the schedulers sends and how it reads the answer. Nothing here touches the network.
 
 An operation is a generator: it yields :class:`Call` (a function of the library) or :class:`Command`
 (a plain Redis command), is sent the reply, and returns the result. ``Scheduler`` and ``AsyncScheduler``

@@ -76,7 +76,21 @@ class Steps:
         self.run = run
         self.by = _who()
         self.keys = keys_of(run)
-        self.packed_keys = [key.encode() for key in self.keys.values()]  # they go out with every call
+        self._packed_keys = [key.encode() for key in self.keys.values()]  # they go out with every call
+
+    def wire(self, command: Call | Command, request: str = "") -> tuple[str | bytes | int, ...]:
+        """The Redis command for a step; ``request`` is the call's identity, where the function takes one."""
+        if isinstance(command, Command):
+            return command.args
+        function = command.function
+        return (
+            "FCALL_RO" if function.reads else "FCALL",
+            f"roq_{function.name}",
+            len(self._packed_keys),
+            *self._packed_keys,
+            *((request,) if function.once else ()),
+            *command.values,
+        )
 
     def _ask(self, function: Function, reply: type[T], *values: object) -> Operation[T]:
         answer = yield call(function, *values)

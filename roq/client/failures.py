@@ -1,0 +1,197 @@
+"""What a failed command means: which failures are transient, which roq error the others become."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+import tenacity
+from redis import exceptions as rx
+
+from roq.client.connect import masked, tls_trouble
+from roq.client.operations import Call, Command, Many
+from roq.errors import (
+    CODES,
+    ConfigError,
+    NotAllowed,
+    RoqError,
+    ServerUnavailable,
+    UnsuitableServer,
+    refusal,
+)
+from roq.protocol import library
+from roq.protocol.functions import KEEPERS, ROLES, roles_for
+
+__all__ = [
+    "FAILURES",
+    "LIBRARY_MISSING",
+    "accept_foreign_library",
+    "check_version",
+    "first_failure",
+    "is_transient",
+    "replace_library",
+    "retry_policy",
+    "roles_of",
+    "translate",
+]
+
+log = logging.getLogger("roq")
+
+# Transient error classes: the server is unreachable, loading, failing over or full.
+_TRANSIENT = (
+    rx.ConnectionError,
+    rx.TimeoutError,
+    rx.BusyLoadingError,
+    rx.ReadOnlyError,
+    rx.ClusterDownError,
+    rx.MasterDownError,
+    rx.TryAgainError,
+    rx.OutOfMemoryError,
+    rx.RedisClusterException,
+)
+# Transient leading codes: someone else's script runs too long, the disk is full, replicas are missing.
+_TRANSIENT_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "LOADING ", "OOM ")
+FAILURES = (rx.RedisError, rx.RedisClusterException)  # the latter is not a RedisError
+LIBRARY_MISSING = "unction not found"  # the start of this text differs between servers
+# A command inside a function that the caller's own rules forbid: Redis, Valkey.
+_INNER_REFUSALS = ("The user executing the script can't", "ACL failure in script")
+_LOAD_IT = (
+    "run `roq library | redis-cli -x FUNCTION LOAD REPLACE` (or any roq command) as an administrator "
+    f"(role {' or '.join(KEEPERS)} of roq acl)"
+)
+
+
+def first_failure(answers: list[Any]) -> Exception | None:
+    """The first reply of a batch that must be sent again: a transient failure, or a missing library."""
+    for answer in answers:
+        if isinstance(answer, Exception) and (is_transient(answer) or LIBRARY_MISSING in str(answer)):
+            return answer
+    return None
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same call may succeed later."""
+    if isinstance(error, rx.AuthenticationError | rx.AuthorizationError) or tls_trouble(error):
+        return False
+    return isinstance(error, _TRANSIENT) or str(error).startswith(_TRANSIENT_CODES)
+
+
+def translate(error: Exception, url: str, roles: Sequence[str] = ROLES) -> RoqError:
+    """The roq error for a redis-py one; ``roles`` are those that may do what was tried."""
+    url = masked(url)
+    message = str(error)
+    if message.partition(" ")[0] in CODES:
+        return refusal(message)
+    if why := tls_trouble(error):
+        return ConfigError(f"no connection to Redis at {url}: {why}")
+    if is_transient(error):
+        return ServerUnavailable(f"Redis at {url} stayed out of reach: {message}")
+    if isinstance(error, rx.NoPermissionError):
+        of = f"role {' or '.join(roles)}" if len(roles) < len(ROLES) else "any role"
+        return NotAllowed(
+            f"the user of Redis at {url} may not do this: {message}; "
+            f"use a user of {of} with rules for this run (roq acl)"
+        )
+    if any(text in message for text in _INNER_REFUSALS):
+        return NotAllowed(
+            f"the user of Redis at {url} may call this function but not all that it does: {message}; its "
+            "rules are of another version of roq, make them anew with roq acl"
+        )
+    if isinstance(error, rx.AuthenticationError | rx.AuthorizationError):
+        return ConfigError(
+            f"Redis at {url} refused the login: {message}; correct the URL's user or its password"
+        )
+    if LIBRARY_MISSING in message:
+        return UnsuitableServer(f"the roq library of Redis at {url} lacks what this client calls; {_LOAD_IT}")
+    return RoqError(f"Redis at {url} failed: {message}")
+
+
+def roles_of(command: Call | Many | Command | None) -> list[str]:
+    """The roles that may send a command; all of them may read."""
+    if isinstance(command, Many):
+        command = command.calls[0]
+    return roles_for(command.function) if isinstance(command, Call) else list(ROLES)
+
+
+class Policy(TypedDict):
+    """Arguments of tenacity's ``Retrying`` and ``AsyncRetrying``."""
+
+    retry: tenacity.retry_if_exception
+    wait: Any
+    stop: Any
+    before_sleep: Any
+    reraise: bool
+
+
+def retry_policy(url: str, retry_s: float | None, stop: threading.Event | None = None) -> Policy:
+    """Back off with jitter for at most ``retry_s`` seconds (None: forever) or until ``stop`` is set, and log
+    what the client waits for."""
+    next_report = 0.5  # seconds; shorter outages are not reported
+
+    def report(state: tenacity.RetryCallState) -> None:
+        nonlocal next_report
+        elapsed = state.seconds_since_start or 0.0
+        if elapsed >= next_report:
+            next_report = elapsed + 5.0
+            error = state.outcome.exception() if state.outcome else None
+            log.warning("waiting for Redis at %s (%.0f s so far): %s", masked(url), elapsed, error)
+
+    ends = [] if retry_s is None else [tenacity.stop_after_delay(retry_s)]
+    ends += [] if stop is None else [tenacity.stop_when_event_set(stop)]
+    return {
+        "retry": tenacity.retry_if_exception(is_transient),
+        "wait": tenacity.wait_random_exponential(multiplier=0.05, max=2.0),
+        "stop": tenacity.stop_any(*ends),
+        "before_sleep": report,
+        "reraise": True,
+    }
+
+
+def replace_library(loaded: str | None) -> bool:
+    """Whether our library must be loaded over what the server has.
+
+    Raises:
+        UnsuitableServer: the server has a newer library than this client understands.
+    """
+    if loaded is None:
+        return True
+    older = library.older_than_ours(loaded)
+    if older is False:
+        raise UnsuitableServer(
+            f"the server has roq library {loaded}, this client has {library.version()}; upgrade the client"
+        )
+    return older is True
+
+
+def accept_foreign_library(loaded: str | None) -> None:
+    """Continue with the library the server has, if it is compatible: our user may not load ours.
+
+    Raises:
+        UnsuitableServer: the server has no library, or one too old for this client.
+    """
+    ours = library.version()
+    if loaded is None:
+        raise UnsuitableServer(f"the server has no roq library, and this user may not load it; {_LOAD_IT}")
+    if loaded.split(maxsplit=1)[0] != ours.split(maxsplit=1)[0]:
+        raise UnsuitableServer(
+            f"the server has roq library {loaded}, this client needs {ours}, and this user may not load it; "
+            f"{_LOAD_IT} of this client's version"
+        )
+    log.warning(
+        "the server has roq library %s, this client %s: of one revision, so they work together", loaded, ours
+    )
+
+
+def check_version(info: dict[str, Any]) -> None:
+    """Refuse a server without functions.
+
+    Raises:
+        UnsuitableServer: it is older than Redis 7.0 or Valkey 7.2.
+    """
+    if "redis_version" not in info and info:  # a cluster answers for each node
+        info = next(iter(info.values()))
+    version = str(info.get("redis_version", "0"))
+    if int(version.split(".", maxsplit=1)[0]) < 7:
+        raise UnsuitableServer(f"this is Redis {version}; roq needs Redis 7.0 or Valkey 7.2, or newer")

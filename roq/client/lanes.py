@@ -1,0 +1,55 @@
+"""Request identities: a client's calls in flight, numbered so that a retry has one effect."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
+
+__all__ = ["LANES", "Lanes"]
+
+LANES = 64  # single calls in flight; a batch of calls takes as many again (see LANES in lua/lib/replies.lua)
+
+
+class Lane:
+    """One call at a time: its number and the number of its current call."""
+
+    __slots__ = ("number", "sequence")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.sequence = 0
+
+
+class Lanes:
+    """A client's lanes (lua/lib/replies.lua). A lane is held for one call, retries included."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self.client = uuid.uuid4().hex
+        self._free: list[Lane] = []
+        self._made = 0
+
+    @contextmanager
+    def hold(self, calls: int = 1) -> Generator[list[str]]:
+        """Identities of new calls. The caller keeps at most ``LANES`` single calls and a batch in flight."""
+        with self._lock:
+            if self._process != os.getpid():  # a fork is another client
+                self._begin()
+            lanes = [self._free.pop() for _ in range(min(calls, len(self._free)))]
+            while len(lanes) < calls:
+                self._made += 1
+                lanes.append(Lane(self._made))
+        for lane in lanes:
+            lane.sequence += 1
+        try:
+            yield [f"{self.client} {lane.number} {lane.sequence}" for lane in lanes]
+        finally:
+            with self._lock:
+                self._free += lanes

@@ -1,0 +1,77 @@
+"""What the calls of a client cost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+__all__ = ["Stats", "Timed"]
+
+T = TypeVar("T")
+
+
+class Stats:
+    """What the calls of a client cost; waiting for signals is not counted.
+
+    Attributes:
+        calls: calls made.
+        seconds: wall time that they took from the caller. A call of ``Scheduler`` takes all of its time;
+            one of ``AsyncScheduler`` takes what it runs on the event loop, which does other things while
+            the answer is on its way.
+        under_way_s: wall time during which at least one call was waiting for its answer.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.seconds = 0.0
+        self.under_way_s = 0.0
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._since = 0.0
+
+    @contextmanager
+    def count(self) -> Generator[None]:
+        """Count the call made inside."""
+        with self._lock:
+            self.calls += 1
+            self._under_way += 1
+            if self._under_way == 1:
+                self._since = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                if self._under_way == 0:
+                    self.under_way_s += time.perf_counter() - self._since
+
+
+class Timed(Awaitable[T]):
+    """A coroutine whose turns on the event loop are timed."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], stats: Stats) -> None:
+        self._work = work
+        self._stats = stats
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """Pass everything on; add up the time between being resumed and giving way."""
+        turns = self._work.__await__()
+        step: Callable[[], Any] = lambda: next(turns)  # noqa: E731 - replaced at every turn
+        while True:
+            started = time.perf_counter()
+            try:
+                waiting_for = step()
+            except StopIteration as done:
+                return done.value
+            finally:
+                self._stats.seconds += time.perf_counter() - started
+            try:
+                yield waiting_for
+            except BaseException as error:  # noqa: BLE001 - a cancellation belongs to the coroutine
+                step = partial(turns.throw, error)
+            else:
+                step = partial(next, turns)
