@@ -215,7 +215,7 @@ class BufferStatus(msgspec.Struct, frozen=True, kw_only=True):
     occupied: int
     reserved: int
     empty: int
-    state: Literal["PENDING", "STUCK", "READY", "TRAINING"]
+    state: Literal["PENDING", "FULL", "READY", "TRAINING"]
 
 
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):

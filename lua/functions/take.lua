@@ -14,8 +14,8 @@ Refusals:
   ROQ_STATE_LOST  the trainer is ahead of the published version, or the batch was freed already
 Events: take, trainer_joined, ended, and those of dropped groups and expired leases
 ]]
-local STUCK = 16 -- groups dropped by the stuck timeout in one call
-local STUCK_LOOK = 64 -- groups looked at for it
+local DROPPED = 16 -- groups dropped by the stuck timeout in one call
+local DROP_LOOK = 64 -- groups looked at for it
 local LEFTOVER = 64 -- Reserved groups read with one command when a buffer is taken
 
 -- The reply with a batch: which groups, not their records. Those do not change any more, so the client reads
@@ -61,20 +61,20 @@ local function clear_reserved(run, buffer)
   until #left == 0
 end
 
-local function forget_stuck(run)
+local function reset_timeout(run)
   context.set(run, "stuck_since", nil)
   context.set(run, "dropping_since", nil)
 end
 
--- Drop the Reserved groups of a buffer that has been STUCK for too long while the trainer waits: those that
+-- Drop the Reserved groups of a buffer that has been FULL for too long while the trainer waits: those that
 -- were there when the time ran out, a bounded number per call.
-local function drop_stuck(run, buffer)
+local function drop_after_timeout(run, buffer)
   local state, timeout = run.state, run.config.stuck_timeout_ms
   if not timeout then
     return
   end
   if not state.dropping_since then
-    if placement.buffer_state(run, buffer) ~= "STUCK" then
+    if placement.buffer_state(run, buffer) ~= "FULL" then
       context.set(run, "stuck_since", nil)
     elseif not state.stuck_since then
       context.set(run, "stuck_since", run.now)
@@ -86,15 +86,15 @@ local function drop_stuck(run, buffer)
     return
   end
   local dropped = 0
-  for _, id in ipairs(slots.list(run, "reserved", buffer, STUCK_LOOK)) do
+  for _, id in ipairs(slots.list(run, "reserved", buffer, DROP_LOOK)) do
     local record = groups.read(run, tonumber(id))
-    if dropped < STUCK and record.since <= state.dropping_since then
+    if dropped < DROPPED and record.since <= state.dropping_since then
       groups.retire(run, record, run.config.on_drop, "stuck_timeout")
       dropped = dropped + 1
     end
   end
   if dropped == 0 then
-    forget_stuck(run)
+    reset_timeout(run)
   end
 end
 
@@ -146,7 +146,7 @@ transition.define({
 
     local buffer = state.frontier
     if not slots.is_ready(run, buffer) then
-      drop_stuck(run, buffer)
+      drop_after_timeout(run, buffer)
     end
     if not slots.is_ready(run, buffer) then
       if starved(run) then
@@ -163,7 +163,7 @@ transition.define({
     ids = slots.empty_buffer(run, buffer)
     redis.call("HSET", run.key.batches, text.int(buffer), table.concat(ids, " "))
     context.set(run, "frontier", buffer + 1)
-    forget_stuck(run)
+    reset_timeout(run)
     events.log(run, "take", { "version", buffer, "trainer", args.trainer, "groups", table.concat(ids, " ") })
     return batch_reply(run, buffer, ids)
   end,

@@ -103,12 +103,12 @@ function M.remove(run, group)
   pull_forward(run)
 end
 
--- PENDING, STUCK or READY.
+-- PENDING, FULL or READY.
 function M.buffer_state(run, buffer)
   if slots.is_ready(run, buffer) then
     return "READY"
   end
-  return slots.has_empty(run, buffer) and "PENDING" or "STUCK"
+  return slots.has_empty(run, buffer) and "PENDING" or "FULL"
 end
 
 return M

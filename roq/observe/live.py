@@ -106,7 +106,7 @@ def _progress(view: View) -> RenderableType:
     return row
 
 
-_BUFFER_STYLE = {"READY": "bold green", "TRAINING": "bold cyan", "STUCK": "bold red", "PENDING": "yellow"}
+_BUFFER_STYLE = {"READY": "bold green", "TRAINING": "bold cyan", "FULL": "bold", "PENDING": "yellow"}
 
 
 def _buffers(status: Status, width: int) -> Iterable[RenderableType]:

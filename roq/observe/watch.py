@@ -40,7 +40,7 @@ from roq.types import SlotStatus, Status
 
 __all__ = ["Watch"]
 
-STATE_STYLE = {"READY": "bold green", "TRAINING": "bold cyan", "STUCK": "bold", "PENDING": "bold yellow"}
+STATE_STYLE = {"READY": "bold green", "TRAINING": "bold cyan", "FULL": "bold", "PENDING": "bold yellow"}
 SLOT_STYLE = {"occupied": "green", "reserved": "yellow", "training": "cyan"}
 LOG_LINES = 500
 RETRY_S = 5.0  # a server that is away is told on the screen after so long

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 SWITCHES += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
-# The grid as tests/protocol/play.py writes it, each row with its buffer and state: "1 STUCK R:7 R:3 . O:2".
+# The grid as tests/protocol/play.py writes it, each row with its buffer and state: "1 FULL R:7 R:3 . O:2".
 PICTURE = """() => [...document.querySelectorAll('.buffer')].map(row =>
   `${row.dataset.buffer} ${row.dataset.state} ` + [...row.querySelectorAll('.slot')].map(slot =>
     slot.dataset.state === 'empty' ? '.' : `${slot.dataset.state[0].toUpperCase()}:${slot.dataset.group}`

@@ -215,7 +215,7 @@ def test_steering_takes_the_rights_of_an_operator(
 
 def test_control_from_the_page(run: Named, board: Start, sched: Scheduler, open_page: Open) -> None:
     page = open_page(board("--allow-control"))
-    await_picture(page, ["0 PENDING O:1 . . R:5", "1 STUCK R:4 R:3 R:2 R:6"])
+    await_picture(page, ["0 PENDING O:1 . . R:5", "1 FULL R:4 R:3 R:2 R:6"])
     page.locator("#pause").click()
     page.wait_for_selector("#run-state[data-state='paused']")
     assert sched.status().paused
@@ -287,7 +287,7 @@ def test_the_page_goes_on_when_the_server_comes_back(
 ) -> None:
     start = board()
     page = open_page(start, expected="Failed to load resource: net::ERR_|ERR_INCOMPLETE_CHUNKED_ENCODING")
-    await_picture(page, ["0 PENDING O:1 . . R:5", "1 STUCK R:4 R:3 R:2 R:6"])
+    await_picture(page, ["0 PENDING O:1 . . R:5", "1 FULL R:4 R:3 R:2 R:6"])
     page.evaluate("() => { document.querySelector('.buffer').marked = true }")
     assert start.stop() == ""
     page.wait_for_selector("#trouble:visible")
@@ -310,12 +310,12 @@ def test_the_page_outlives_redis(tmp_path: Path, open_page: Open) -> None:
             run.admit(0, 6)
             start = Board("--redis", own.url, "--run", "test")
             page = open_page(start)
-            await_picture(page, ["0 PENDING . . R:6 R:5", "1 STUCK R:4 R:3 R:2 R:1"])
+            await_picture(page, ["0 PENDING . . R:6 R:5", "1 FULL R:4 R:3 R:2 R:1"])
             own.kill()
             page.wait_for_selector("#trouble:visible", timeout=15_000)
             own.start()
             run.complete("A")
-            await_picture(page, ["0 PENDING O:1 . . R:5", "1 STUCK R:4 R:3 R:2 R:6"])
+            await_picture(page, ["0 PENDING O:1 . . R:5", "1 FULL R:4 R:3 R:2 R:6"])
             page.wait_for_selector("#trouble", state="hidden")
             said = start.stop()
             assert "waiting for Redis" in said

@@ -65,7 +65,7 @@ def test_buffers(run: tuple[str, str], roq: Roq) -> None:
     ]
     text = roq("buffers", "--redis", url, "--run", name).stdout
     assert "buffer 0  READY  2 occupied, 0 reserved, 0 empty  ■■" in text
-    assert "buffer 1  STUCK  1 occupied, 1 reserved, 0 empty  ■▨" in text
+    assert "buffer 1  FULL  1 occupied, 1 reserved, 0 empty  ■▨" in text
     assert f"1 ■ {second[0]['group']}   2 ▨ {second[1]['group']}" in text
     long = roq("buffers", "--redis", url, "--run", name, "--long").stdout.splitlines()
     assert len(long) == 5

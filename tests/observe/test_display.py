@@ -136,7 +136,7 @@ def test_slots_in_order_and_in_proportion() -> None:
     assert slot_row(buffer(0, 2, 1, 1, "PENDING")) == "■■·▨"
     row = slot_row(buffer(0, 4095, 1, 0, "PENDING"), width=16)
     assert row == "■" * 15 + "·"
-    row = slot_row(buffer(0, 1, 0, 4095, "STUCK"), width=16)
+    row = slot_row(buffer(0, 1, 0, 4095, "FULL"), width=16)
     assert (len(row), row.count("■")) == (16, 1)
 
 
@@ -149,7 +149,7 @@ def test_sparkline() -> None:
 
 def test_what_the_trainer_does() -> None:
     waiting = WaitingSlot(buffer=3, slot=7, group=40, ordinal=39, age_s=75, owners=["w0", "w1"])
-    stuck = Status(version=3, frontier=3, buffers=[buffer(3, 7, 0, 1, "STUCK")], waiting=[waiting])
+    stuck = Status(version=3, frontier=3, buffers=[buffer(3, 7, 0, 1, "FULL")], waiting=[waiting])
     assert trainer_text(stuck) == (
         "waits for batch 3: 7 complete, 1 in work, 0 empty; oldest: slot 7, with w0, w1 for 1:15"
     )

@@ -73,7 +73,7 @@ def test_a_run_in_figures(example: Named, scrape: Scrape) -> None:
     families = settled(scrape, lambda f: value(f, "roq_version") == 1)
     assert value(families, "roq_slots", state="occupied") == 3
     assert value(families, "roq_slots", state="reserved") == 5
-    assert value(families, "roq_buffers", state="STUCK") == 2
+    assert value(families, "roq_buffers", state="FULL") == 2
     assert value(families, "roq_prompts", where="trained") == 4
     assert value(families, "roq_workers", does="generating") == 1
     assert value(families, "roq_step_reward_mean") == 0.5

@@ -37,8 +37,8 @@ async def test_the_run_is_shown_and_steered(example: Named) -> None:
         assert "running  step 1 of 9, η = 1" in text(app, "head")
         assert "reward 0.500, staleness 0.25" in text(app, "head")
         assert [line.split() for line in text(app, "buffers").splitlines()] == [
-            ["1", "STUCK", "2/4", "■■▨▨"],
-            ["2", "STUCK", "1/4", "■▨▨▨"],
+            ["1", "FULL", "2/4", "■■▨▨"],
+            ["2", "FULL", "1/4", "■▨▨▨"],
         ]
         ((worker, _, claims, speed, *_),) = cells(app, "workers")
         assert (worker, claims, speed) == ("w0", "5", "12")

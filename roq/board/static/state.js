@@ -335,7 +335,7 @@ export function buffers(state) {
       if (group?.kind === "occupied") occupied += 1;
       else if (group) reserved += 1;
     }
-    const name = occupied >= need ? "READY" : occupied + reserved < slots ? "PENDING" : "STUCK";
+    const name = occupied >= need ? "READY" : occupied + reserved < slots ? "PENDING" : "FULL";
     rows.push({ buffer, state: name, occupied, reserved, cells });
   }
   return rows;

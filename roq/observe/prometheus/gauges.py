@@ -28,7 +28,7 @@ SCRAPE_S = 2.0  # a scrape waits no longer for a server that is away
 CALL_MICROS = (16, 33, 66, 132, 264, 528, 1056, 2113, 4227, 8454, 16908, 33816, 67633, 135266, 270532, 541065)
 DOES = ("generating", "waiting", "loading", "draining", "starting", "lost")
 BEHIND = ("0", "1", "2+")
-STATES = ("PENDING", "STUCK", "READY", "TRAINING")
+STATES = ("PENDING", "FULL", "READY", "TRAINING")
 
 
 class Gauges(Collector):

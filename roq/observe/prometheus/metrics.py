@@ -41,7 +41,7 @@ METRICS = (
         "Slots of the window, and groups being trained: occupied, reserved, empty, training",
         "state",
     ),
-    _gauge("roq_buffers", "Buffers: PENDING, STUCK, READY, TRAINING", "state"),
+    _gauge("roq_buffers", "Buffers: PENDING, FULL, READY, TRAINING", "state"),
     _gauge("roq_prompts_issued", "Prompts issued"),
     _gauge("roq_prompts", "Where they are: trained, in_slots, requeued, filtered, discarded, dead", "where"),
     _gauge("roq_inflight_trajectories", "Trajectories leased out"),
