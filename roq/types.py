@@ -115,7 +115,7 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt that was given up, and why.
+    """A dead letter: a prompt that failed too often, and why.
 
     Attributes:
         ordinal: which.

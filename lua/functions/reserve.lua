@@ -14,7 +14,7 @@ Reply: at most 32 claims; with fewer than asked for and no refusal, there is mor
   version, signal, ended
 Refusals:
   ROQ_STATE_LOST  the worker's version is newer than the published one
-Events: reserve (a new group), issue (members that waited), reissue (some of them given up before),
+Events: reserve (a new group), issue (members that waited), reissue (some of them for another attempt),
         expired, worker_joined, worker_lost
 ]]
 local MOST = 32 -- claims in one call; the client asks again for the rest
@@ -30,7 +30,7 @@ local function lease(run, out, record, worker, version, room, waited)
     if room > 0 and member and member.state == "pending" then
       if waited then
         redis.call("ZREM", run.key.pending, text.member(record.group, m))
-        what = member.given_up and "reissue" or what
+        what = member.reissue and "reissue" or what
       end
       groups.issue(run, record, m, worker, version)
       given[#given + 1] = m

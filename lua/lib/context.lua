@@ -21,7 +21,7 @@ M.names = {
   "cancelled", -- zset, by name: "worker sequence 17.2 token reason"
   "departed", -- zset: worker that lost its lease -> when (ms)
   "requeued", -- list: "ordinal drops attempts"
-  "dead", -- hash: ordinal -> JSON, prompts given up with their error
+  "dead", -- hash: ordinal -> JSON, dead letters: prompts and their last error
   "batches", -- hash: version -> groups of a taken batch, in slot order
   "weights", -- hash: version -> location; "sender" -> where the trainer sends them from
   "replies", -- hash: "client:lane" -> "sequence reply" (lib/replies.lua)

@@ -8,7 +8,7 @@
 -- `reward` and `advantage` are text, so that they keep all their digits.
 --
 -- With `post_process`, a group whose members are all in gets a `judgement`: the claim on its post-processing,
--- issued, leased and given up like a member, under the number 0.
+-- issued, leased and released like a member, under the number 0.
 
 local M = {}
 
@@ -74,7 +74,7 @@ function M.claimed(record, member, token, worker)
       found.token
     )
   elseif found.state == "pending" or found.state == "cancelled" then
-    refuse.with("FENCED", "the claim on %s was given up (it is %s); drop this work", name, found.state)
+    refuse.with("FENCED", "the claim on %s has ended (it is %s); drop this work", name, found.state)
   elseif found.worker ~= worker then
     refuse.with("FENCED", "%s is claimed by %s, not by %s", name, found.worker, worker)
   end
@@ -206,7 +206,7 @@ function M.reopen(run, record, m, failed, keep)
   if failed then
     member.failures = member.failures + 1
   end
-  member.state, member.worker, member.given_up = "pending", nil, true
+  member.state, member.worker, member.reissue = "pending", nil, true
   M.queue(run, record, m)
 end
 

@@ -29,14 +29,14 @@ local function queue(run, ordinal, drops, attempt)
   redis.call("RPUSH", run.key.requeued, string.format("%.0f %.0f %.0f", ordinal, drops, attempt))
 end
 
--- Give a prompt up, with the reason. Returns "dead".
+-- Make a prompt a dead letter, with the reason. Returns "dead".
 function M.bury(run, ordinal, drops, attempt, reason)
   local letter = { ordinal = ordinal, drops = drops, attempt = attempt, reason = reason, at = run.now }
   redis.call("HSET", run.key.dead, text.int(ordinal), text.json(letter))
   return "dead"
 end
 
--- Put a dead-lettered prompt back; false when it is none. Its next attempts go on counting, so that they
+-- Put a dead-lettered prompt back; false when it is not one. Its attempts continue to count, so that they
 -- are sampled anew; its drops start again.
 function M.revive(run, ordinal)
   local letter = redis.call("HGET", run.key.dead, text.int(ordinal))
@@ -48,7 +48,7 @@ function M.revive(run, ordinal)
   return true
 end
 
--- Put a prompt back, or give it up when it was dropped too often. Returns "requeued" or "dead".
+-- Put a prompt back, or bury it when it was dropped too often. Returns "requeued" or "dead".
 function M.requeue(run, ordinal, drops, attempt, reason)
   if drops >= run.config.max_attempts then
     return M.bury(run, ordinal, drops, attempt, reason)

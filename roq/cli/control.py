@@ -95,31 +95,31 @@ def drain(target: Target, worker: str, reason: str, json_: bool) -> None:
 
 @click.command()
 @target
-@click.option("--requeue", multiple=True, type=click.IntRange(min=0), help="Put this prompt back.")
-@click.option("--requeue-all", is_flag=True, help="Put all of them back.")
+@click.option("--revive", multiple=True, type=click.IntRange(min=0), help="Put this prompt back.")
+@click.option("--revive-all", is_flag=True, help="Put all of them back.")
 @because
 @as_json
-def dead(target: Target, requeue: tuple[int, ...], requeue_all: bool, reason: str, json_: bool) -> None:
-    """List the prompts that were given up, with their last error; put them back with --requeue."""
+def dead(target: Target, revive: tuple[int, ...], revive_all: bool, reason: str, json_: bool) -> None:
+    """List dead letters (prompts that failed too often); --revive puts them back."""
     with target.scheduler() as scheduler:
         letters = scheduler.dead()
         known = {letter.ordinal for letter in letters}
-        if unknown := [ordinal for ordinal in requeue if ordinal not in known]:
+        if unknown := [ordinal for ordinal in revive if ordinal not in known]:
             raise Invalid(f"not dead letters: {', '.join(map(str, unknown))}; nothing was put back")
         chosen: list[int] = []
-        for ordinal in sorted(known) if requeue_all else sorted(set(requeue)):
+        for ordinal in sorted(known) if revive_all else sorted(set(revive)):
             with suppress(NotReady):  # somebody else has put it back meanwhile
                 scheduler.revive(ordinal, reason)
                 chosen.append(ordinal)
     if json_:
-        echo_json({"dead": letters, "requeued": chosen})
+        echo_json({"dead": letters, "revived": chosen})
     elif chosen:
         click.echo(f"{len(chosen)} prompts are put back; they are issued before any new one")
     elif not letters:
-        click.echo("no prompt was given up")
+        click.echo("no dead letters")
     else:
         table(
-            ("prompt", "drops", "attempts", "given up at", "reason"),
+            ("prompt", "drops", "attempts", "buried at", "reason"),
             ((x.ordinal, x.drops, x.attempt, _when(x.at), x.reason) for x in letters),
             right=">>>",
         )

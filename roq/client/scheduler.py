@@ -117,11 +117,11 @@ class Scheduler:
         self._driver.run(self._operations.pause(False, reason))
 
     def dead(self) -> list[DeadLetter]:
-        """The prompts that were given up, by ordinal, each with its last error."""
+        """The dead letters: prompts that failed too often, by ordinal, each with its last error."""
         return self._driver.run(self._operations.dead())
 
     def revive(self, ordinal: int, reason: str = "by hand") -> None:
-        """Put a prompt that was given up back; it is issued before any new one.
+        """Put a dead-lettered prompt back; it is issued before any new one.
 
         Raises:
             NotReady: it is not a dead letter.

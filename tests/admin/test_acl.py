@@ -268,7 +268,7 @@ NEEDS = {
     "drop --group 1": "trainer or operator",
     "filter --group 1": "trainer or operator",
     "drain --worker w0": "operator",
-    "dead --requeue 0": "operator",
+    "dead --revive 0": "operator",
     "export --out copy.roq": "admin",
     "import run.roq": "admin",
     "init job.toml": "admin",

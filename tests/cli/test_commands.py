@@ -233,7 +233,7 @@ def test_drain(run: tuple[str, str], roq: Roq) -> None:
 def test_dead_letters(url: str, roq: Roq) -> None:
     with Scheduler(url, "sick") as sched:
         sched.create(RunConfig(eta=1, batch_size=2, max_attempts=1))
-        assert "no prompt was given up" in roq("dead", "--redis", url, "--run", "sick").stdout
+        assert "no dead letters" in roq("dead", "--redis", url, "--run", "sick").stdout
         for claim in sched.reserve("w0", 0, 3).reservations:
             sched.release(claim, reason="error", error="the tool is broken")
     listed = read(roq("dead", "--redis", url, "--run", "sick", "--json"))
@@ -241,12 +241,12 @@ def test_dead_letters(url: str, roq: Roq) -> None:
     text = roq("dead", "--redis", url, "--run", "sick").stdout
     assert text.count("the tool is broken") == 3
     assert "UTC" in text
-    unknown = roq("dead", "--redis", url, "--run", "sick", "--requeue", 0, "--requeue", 9)
+    unknown = roq("dead", "--redis", url, "--run", "sick", "--revive", 0, "--revive", 9)
     assert unknown.returncode == 2
     assert "not dead letters: 9; nothing was put back" in unknown.stderr
-    some = roq("dead", "--redis", url, "--run", "sick", "--requeue", 1)
+    some = roq("dead", "--redis", url, "--run", "sick", "--revive", 1)
     assert some.stdout == "1 prompts are put back; they are issued before any new one\n"
-    assert read(roq("dead", "--redis", url, "--run", "sick", "--requeue-all", "--json"))["requeued"] == [0, 2]
+    assert read(roq("dead", "--redis", url, "--run", "sick", "--revive-all", "--json"))["revived"] == [0, 2]
     with Scheduler(url, "sick") as sched:
         assert sched.dead() == []
         assert sched.verify() == []
@@ -272,7 +272,7 @@ FURTHER = {
     "export": ["--out", "run.roq"],
     "board": ["--port", "0"],
     "metrics": ["--port", "0"],
-    "dead": ["--requeue", "1"],
+    "dead": ["--revive", "1"],
 }
 """What else a command must be told."""
 

@@ -100,9 +100,7 @@ def _run(status: Status, broken: list[str]) -> Finding:
     if status.paused:
         return warn("run", f"{where}, paused; roq resume goes on")
     if status.ledger.dead:
-        return warn(
-            "run", f"{where}; {status.ledger.dead} prompts were given up: roq dead lists them, with why"
-        )
+        return warn("run", f"{where}; {status.ledger.dead} dead letters; `roq dead` shows why")
     return ok("run", f"{where}, all invariants hold")
 
 
