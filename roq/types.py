@@ -103,7 +103,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to ``release``: "pending" (another worker will take it) or "dead" (attempts used up)."""
+    """The answer to ``release`` and ``fail``: "pending" (to be issued again), or "dead" (a dead letter)."""
 
     status: Literal["pending", "dead"]
 

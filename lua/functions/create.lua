@@ -7,7 +7,7 @@ Arguments:
 Reply:
   created   whether this call created it
 Refusals:
-  ROQ_CONFIG   it exists with another configuration; the differing keys are named
+  ROQ_CONFIG   it exists with another configuration (the differing keys are named), or from another revision
 Events: created
 ]]
 local initial = {
@@ -28,6 +28,7 @@ local initial = {
   next_pending = 1,
   paused = 0,
   ended = 0,
+  revision = LIBRARY_REVISION,
 }
 
 local function differences(existing, wanted)
@@ -55,6 +56,7 @@ transition.plain({
     local wanted = text.object(args.config)
     local flat = redis.call("HGETALL", key.config)
     if #flat > 0 then
+      context.check_revision(keys, redis.call("HGET", key.state, "revision") or nil)
       local existing = {}
       for i = 1, #flat, 2 do
         existing[flat[i]] = flat[i + 1]

@@ -1,29 +1,22 @@
 --[[
-roq_pause: stop or resume the admission of new prompts. What is admitted goes on. Harmless to repeat.
+roq_pause: stop the admission of new prompts. Work in flight continues. Idempotent.
 
 Arguments:
-  paused    1 stops, 0 resumes
-  reason    why, for people
-  by        who asked, for people
-Reply:
-  paused
-Events: paused, resumed
+  reason    why, human-readable
+  by        who asked, human-readable
+Reply:    nothing of note
+Events: paused
 ]]
 transition.define({
   name = "pause",
-  arguments = { "paused:integer", "reason:text", "by:text" },
+  arguments = { "reason:text", "by:text" },
   frees = true,
   apply = function(run, args)
-    local paused = args.paused
-    if paused > 1 then
-      refuse.with("INVALID", "paused must be 1 (stop) or 0 (resume), not %d", paused)
-    end
-    if paused ~= run.state.paused then
-      context.set(run, "paused", paused)
-      local what = paused == 1 and "paused" or "resumed"
-      events.log(run, what, { "reason", args.reason, "by", args.by })
+    if run.state.paused == 0 then
+      context.set(run, "paused", 1)
+      events.log(run, "paused", { "reason", args.reason, "by", args.by })
       events.signal(run, "pause")
     end
-    return { paused = paused == 1 }
+    return {}
   end,
 })

@@ -7,7 +7,7 @@ Arguments:
   version   which; "" is the newest
 Reply:
   version, location
-  sender            who sends it, when the trainer does (serve)
+  sender            who sends it, when the trainer does (announce_sender)
 Refusals:
   ROQ_NO_WEIGHTS   not registered, or retired since; pin the newest
 ]]

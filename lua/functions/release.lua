@@ -5,16 +5,15 @@ trajectory anew, or continues from the prefix.
 Arguments:
   request   identity of the call (lib/replies.lua)
   group, member, token, worker   the claim (member 0: the post-processing of a group)
-  failed    1 when the attempt failed (counts against max_attempts, starts clean), 0 for a detach
-  reason    why, for people; the error when it failed
+  reason    why, human-readable
   prefix    msgpack of the tokens so far; "" keeps what was saved before
 Reply:
-  status    "pending", or "dead" when the attempts are used up
+  status    "pending"
 Refusals:
   ROQ_FENCED   the claim was superseded
   ROQ_NO_GROUP no such group was ever issued
   ROQ_INVALID  the prefix is too large, or of a claim that has none (member 0)
-Events: release, dead
+Events: release
 ]]
 transition.define({
   name = "release",
@@ -24,7 +23,6 @@ transition.define({
     "member:integer",
     "token:integer",
     "worker:name",
-    "failed:integer",
     "reason:text",
     "prefix:bytes",
   },
@@ -32,12 +30,8 @@ transition.define({
   apply = function(run, args)
     local record = groups.read(run, args.group)
     local member = groups.running(record, args.member, args.token, args.worker)
-    local failed = args.failed == 1
-    if args.prefix ~= "" and not failed then
+    if args.prefix ~= "" then
       groups.keep_prefix(run, args, member)
-    end
-    if failed then
-      workers.note_error(run, args.worker, args.reason)
     end
     events.log(run, "release", {
       "group",
@@ -46,12 +40,10 @@ transition.define({
       args.member,
       "worker",
       args.worker,
-      "failed",
-      args.failed,
       "reason",
       args.reason,
     })
-    local status = workers.reopen(run, record, args.member, failed, not failed, args.reason)
+    local status = workers.reopen(run, record, args.member, false, true, args.reason)
     events.signal(run, "release")
     return { status = status }
   end,

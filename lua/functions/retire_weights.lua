@@ -27,7 +27,7 @@ transition.define({
     local flat, retired = redis.call("HGETALL", run.key.weights), {}
     for i = 1, #flat, 2 do
       local version = tonumber(flat[i])
-      if version and version > 0 and version < oldest_kept and not pinned[version] then
+      if version > 0 and version < oldest_kept and not pinned[version] then
         redis.call("HDEL", run.key.weights, flat[i])
         retired[#retired + 1] = { version = version, location = flat[i + 1] }
       end

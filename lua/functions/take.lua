@@ -137,7 +137,7 @@ transition.define({
       refuse.with("ENDED", "the run is over after %d updates", state.version)
     end
     if trainers.attach(run, args.trainer) then
-      redis.call("HDEL", run.key.weights, "sender") -- its predecessor's
+      redis.call("HDEL", run.key.sender, "address") -- its predecessor's
     end
     if ids then
       return batch_reply(run, version, ids)

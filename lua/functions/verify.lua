@@ -6,7 +6,8 @@ Arguments: none
 Reply:     a flat list of name, content pairs: hashes as HGETALL, sorted sets as ZRANGE WITHSCORES,
            payloads and prefixes as their field names, the requeued list as it is
 ]]
-local hashes = { "config", "state", "slots", "groups", "workers", "pins", "dead", "batches", "weights" }
+local hashes =
+  { "config", "state", "slots", "groups", "workers", "pins", "dead", "batches", "weights", "sender" }
 local sorted = {
   "reserved",
   "occupied",
@@ -23,7 +24,7 @@ transition.plain({
   arguments = {},
   reads = true,
   apply = function(keys)
-    local key = context.keys(keys)
+    local key = context.open(keys).key
     local out = {}
     local function add(name, content)
       out[#out + 1] = name

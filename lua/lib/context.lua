@@ -23,7 +23,8 @@ M.names = {
   "requeued", -- list: "ordinal drops attempts"
   "dead", -- hash: ordinal -> JSON, dead letters: prompts and their last error
   "batches", -- hash: version -> groups of a taken batch, in slot order
-  "weights", -- hash: version -> location; "sender" -> where the trainer sends them from
+  "weights", -- hash: version -> location
+  "sender", -- hash: "address" -> where the trainer sends weights from
   "replies", -- hash: "client:lane" -> "sequence reply" (lib/replies.lua)
   "clients", -- zset: client -> last call (ms)
   "events", -- stream: every transition, bounded
@@ -74,6 +75,7 @@ local state_fields = {
   "trainer_seen",
   "paused",
   "ended",
+  "revision",
 }
 
 local function numbers(fields, values)
@@ -108,20 +110,38 @@ function M.keys(keys)
   return key
 end
 
--- Open the run: two reads. Refuses when it was never created.
+-- The run's name, from its keys.
+local function name_of(keys)
+  return string.match(keys[1], "{(.*)}") or keys[1]
+end
+
+-- Refuse a run that another revision of the library created: its records may mean something else.
+function M.check_revision(keys, revision)
+  if tonumber(revision or 1) ~= LIBRARY_REVISION then
+    refuse.with(
+      "CONFIG",
+      "run '%s' was created by revision %s of the roq library, this is revision %d; create a new run",
+      name_of(keys),
+      revision or "1",
+      LIBRARY_REVISION
+    )
+  end
+end
+
+-- Open the run: two reads. Refuses when it was never created, or by another revision of the library.
 function M.open(keys)
   local key = M.keys(keys)
   local config = redis.call("HMGET", key.config, unpack(config_fields))
   if not config[1] then
-    local name = string.match(keys[1], "{(.*)}") or keys[1]
-    refuse.with("NO_RUN", "there is no run '%s' on this server; create it first (roq init)", name)
+    refuse.with("NO_RUN", "there is no run '%s' on this server; create it first (roq init)", name_of(keys))
   end
-  local state = redis.call("HMGET", key.state, unpack(state_fields))
+  local state = numbers(state_fields, redis.call("HMGET", key.state, unpack(state_fields)))
+  M.check_revision(keys, state.revision)
   return {
     key = key,
     now = M.now(),
     config = numbers(config_fields, config),
-    state = numbers(state_fields, state),
+    state = state,
     changed = {}, -- fields of the state to write at the end
     counts = {}, -- occupied and reserved slots of the buffers looked at
     moves = {}, -- slot moves of this transition, for the event

@@ -53,9 +53,10 @@ function M.require(run, trainer)
   end
 end
 
--- Where the owner sends weights from, or nil.
+-- Where the owner sends weights from, or nil. Not for workers to write: they would get other weights
+-- from there.
 function M.sender(run)
-  return redis.call("HGET", run.key.weights, "sender") or nil
+  return redis.call("HGET", run.key.sender, "address") or nil
 end
 
 return M

@@ -41,9 +41,9 @@ __all__ = [
 _NEVER_WRITES: dict[str, tuple[str, ...]] = {
     "owner": (),
     "admin": (),
-    "worker": ("config", "weights", "batches"),
+    "worker": ("config", "weights", "sender", "batches"),
     "trainer": ("config",),
-    "operator": ("config", "weights", "batches"),
+    "operator": ("config", "weights", "sender", "batches"),
 }
 
 # Connecting, through Sentinels and in a cluster too; who am I; is the server healthy.

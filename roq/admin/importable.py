@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from roq.client.operations import config_fields, config_from_fields
+from roq.protocol import library
 from roq.protocol.invariants import Snapshot, problems
 
 __all__ = ["STATE", "problem_of"]
@@ -15,7 +16,7 @@ _COUNT = re.compile(r"\d{1,16}", re.ASCII)
 STATE = (  # what roq_create writes: numbers that are always there
     *("version", "frontier", "checkpoint", "freed", "next_ordinal", "next_group", "next_token", "trained"),
     *("filtered", "discarded", "payload_bytes", "signal", "ready_signal", "next_cancel", "next_pending"),
-    *("paused", "ended", "created"),
+    *("paused", "ended", "revision", "created"),
 )
 
 
@@ -35,6 +36,8 @@ def _problem(run: Snapshot) -> str | None:
         return f"its configuration lacks {', '.join(sorted(missing))}"
     if bad := [name for name in STATE if not _COUNT.fullmatch(run.state.get(name, ""))]:
         return f"its state lacks {', '.join(bad)}"
+    if run.number("revision") != library.REVISION:
+        return f"it is of library revision {run.state['revision']}, not {library.REVISION}"
     version, frontier, checkpoint = map(run.number, ("version", "frontier", "checkpoint"))
     # the invariants look at every buffer and batch between these, so they come first
     if not checkpoint <= version <= frontier <= version + 1 or frontier - checkpoint > len(run.batches):

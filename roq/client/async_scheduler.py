@@ -77,11 +77,11 @@ class AsyncScheduler:
 
     async def pause(self, reason: str = "by hand") -> None:
         """As :meth:`Scheduler.pause`."""
-        await self._driver.run(self._operations.pause(True, reason))
+        await self._driver.run(self._operations.pause(reason))
 
     async def resume(self, reason: str = "by hand") -> None:
         """As :meth:`Scheduler.resume`."""
-        await self._driver.run(self._operations.pause(False, reason))
+        await self._driver.run(self._operations.resume(reason))
 
     async def dead(self) -> list[DeadLetter]:
         """As :meth:`Scheduler.dead`."""
@@ -155,9 +155,9 @@ class AsyncScheduler:
         """As :meth:`Scheduler.complete_many`."""
         return await self._driver.run(self._operations.complete_many(finished))
 
-    async def members(self, group: int) -> list[Trajectory]:
-        """As :meth:`Scheduler.members`."""
-        return await self._driver.run(self._operations.members(group))
+    async def group_trajectories(self, group: int) -> list[Trajectory]:
+        """As :meth:`Scheduler.group_trajectories`."""
+        return await self._driver.run(self._operations.group_trajectories(group))
 
     async def judge(
         self,
@@ -171,14 +171,14 @@ class AsyncScheduler:
         return await self._driver.run(self._operations.judge(reservation, keep, reason, advantages))
 
     async def release(
-        self,
-        reservation: Reservation,
-        prefix: Response | None = None,
-        reason: str = "detach",
-        error: str | None = None,
+        self, reservation: Reservation, prefix: Response | None = None, reason: str = "detach"
     ) -> Release:
         """As :meth:`Scheduler.release`."""
-        return await self._driver.run(self._operations.release(reservation, prefix, reason, error))
+        return await self._driver.run(self._operations.release(reservation, prefix, reason))
+
+    async def fail(self, reservation: Reservation, error: str) -> Release:
+        """As :meth:`Scheduler.fail`."""
+        return await self._driver.run(self._operations.fail(reservation, error))
 
     async def save_prefix(self, reservation: Reservation, prefix: Response) -> None:
         """As :meth:`Scheduler.save_prefix`."""
@@ -207,9 +207,9 @@ class AsyncScheduler:
         """As :meth:`Scheduler.take`."""
         return await self._driver.run(self._operations.take(trainer, version))
 
-    async def payloads(self, groups: Sequence[BatchGroup]) -> list[list[Trajectory]]:
-        """As :meth:`Scheduler.payloads`."""
-        return await self._driver.run(self._operations.payloads(groups))
+    async def trajectories(self, groups: Sequence[BatchGroup]) -> list[list[Trajectory]]:
+        """As :meth:`Scheduler.trajectories`."""
+        return await self._driver.run(self._operations.trajectories(groups))
 
     async def publish(
         self, version: int, weights: str, trainer: str, metrics: Mapping[str, float] | None = None
@@ -217,9 +217,9 @@ class AsyncScheduler:
         """As :meth:`Scheduler.publish`."""
         await self._driver.run(self._operations.publish(version, weights, trainer, metrics))
 
-    async def serve(self, address: str, trainer: str) -> None:
-        """As :meth:`Scheduler.serve`."""
-        await self._driver.run(self._operations.serve(address, trainer))
+    async def announce_sender(self, address: str, trainer: str) -> None:
+        """As :meth:`Scheduler.announce_sender`."""
+        await self._driver.run(self._operations.announce_sender(address, trainer))
 
     async def checkpointed(self, version: int, trainer: str) -> None:
         """As :meth:`Scheduler.checkpointed`."""

@@ -110,11 +110,11 @@ class Scheduler:
 
     def pause(self, reason: str = "by hand") -> None:
         """Stop admitting new prompts; what is admitted goes on. The events say why, and who asked."""
-        self._driver.run(self._operations.pause(True, reason))
+        self._driver.run(self._operations.pause(reason))
 
     def resume(self, reason: str = "by hand") -> None:
         """Admit new prompts again."""
-        self._driver.run(self._operations.pause(False, reason))
+        self._driver.run(self._operations.resume(reason))
 
     def dead(self) -> list[DeadLetter]:
         """The dead letters: prompts that failed too often, by ordinal, each with its last error."""
@@ -248,13 +248,13 @@ class Scheduler:
         """
         return self._driver.run(self._operations.complete_many(finished))
 
-    def members(self, group: int) -> list[Trajectory]:
-        """The complete trajectories of a group, in the order of its members: what ``judge`` is about.
+    def group_trajectories(self, group: int) -> list[Trajectory]:
+        """The complete trajectories of a group, in the order of its members: what is judged.
 
         Raises:
             Fenced: the group has left the run.
         """
-        return self._driver.run(self._operations.members(group))
+        return self._driver.run(self._operations.group_trajectories(group))
 
     def judge(
         self,
@@ -278,25 +278,33 @@ class Scheduler:
         return self._driver.run(self._operations.judge(reservation, keep, reason, advantages))
 
     def release(
-        self,
-        reservation: Reservation,
-        prefix: Response | None = None,
-        reason: str = "detach",
-        error: str | None = None,
+        self, reservation: Reservation, prefix: Response | None = None, reason: str = "detach"
     ) -> Release:
-        """Give a claim back unfinished.
+        """Give a claim back unfinished; this does not count as a failed attempt.
 
         Args:
             reservation: the claim.
             prefix: the tokens so far, for another worker to continue.
-            reason: "error" counts against ``max_attempts`` and starts the next attempt clean; anything
-                else does not.
-            error: the error's text, kept for people.
+            reason: why, human-readable.
 
         Raises:
             Fenced: the claim was superseded.
         """
-        return self._driver.run(self._operations.release(reservation, prefix, reason, error))
+        return self._driver.run(self._operations.release(reservation, prefix, reason))
+
+    def fail(self, reservation: Reservation, error: str) -> Release:
+        """End a claim whose attempt failed. The next attempt starts clean.
+
+        After ``max_attempts`` failures of one member, the prompt becomes a dead letter.
+
+        Args:
+            reservation: the claim.
+            error: what went wrong, human-readable.
+
+        Raises:
+            Fenced: the claim was superseded.
+        """
+        return self._driver.run(self._operations.fail(reservation, error))
 
     def save_prefix(self, reservation: Reservation, prefix: Response) -> None:
         """Keep the tokens so far, and the claim.
@@ -352,13 +360,13 @@ class Scheduler:
         """
         return self._driver.run(self._operations.take(trainer, version))
 
-    def payloads(self, groups: Sequence[BatchGroup]) -> list[list[Trajectory]]:
+    def trajectories(self, groups: Sequence[BatchGroup]) -> list[list[Trajectory]]:
         """The trajectories of some groups of a batch, by group and member.
 
         Raises:
             StateLost: they are not on the server any more.
         """
-        return self._driver.run(self._operations.payloads(groups))
+        return self._driver.run(self._operations.trajectories(groups))
 
     def publish(
         self, version: int, weights: str, trainer: str, metrics: Mapping[str, float] | None = None
@@ -375,7 +383,7 @@ class Scheduler:
         """
         self._driver.run(self._operations.publish(version, weights, trainer, metrics))
 
-    def serve(self, address: str, trainer: str) -> None:
+    def announce_sender(self, address: str, trainer: str) -> None:
         """Announce where the trainer sends weights from; ``pin`` tells workers. "" for nowhere any more.
 
         It holds until another trainer takes over.
@@ -384,7 +392,7 @@ class Scheduler:
             NotReady: no batch was taken yet.
             Fenced: another trainer has taken over.
         """
-        self._driver.run(self._operations.serve(address, trainer))
+        self._driver.run(self._operations.announce_sender(address, trainer))
 
     def checkpointed(self, version: int, trainer: str) -> None:
         """Announce a durable checkpoint; earlier batches are freed.

@@ -26,6 +26,7 @@ KINDS = {
     "dead": "hash",
     "batches": "hash",
     "weights": "hash",
+    "sender": "hash",
     "replies": "hash",
     "clients": "zset",
     "events": "stream",

@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["NAME", "REVISION", "older_than_ours", "source", "version"]
 
 NAME = "roq"
-REVISION = 1  # raise it with every change that an older client could not live with
+REVISION = 2  # raise it with every change that an older client, or an existing run, could not live with
 
 # Modules see those before them and, when called, those after them too.
 _MODULES = (
@@ -58,7 +58,9 @@ def version() -> str:
 @cache
 def source() -> str:
     """The library as ``FUNCTION LOAD`` takes it (``roq library | redis-cli -x FUNCTION LOAD``)."""
-    return f'#!lua name={NAME}\nlocal LIBRARY_VERSION = "{version()}"\n{_body()}'
+    return (
+        f'#!lua name={NAME}\nlocal LIBRARY_VERSION, LIBRARY_REVISION = "{version()}", {REVISION}\n{_body()}'
+    )
 
 
 def older_than_ours(loaded: str) -> bool | None:

@@ -90,8 +90,10 @@ class Dice:
             if self.dice.random() < 0.5:
                 attempt(self.worker.save_prefix, claim, kept)
                 return  # and forget it: its lease will run out
-        reason = self.dice.choice(["error", "detach"])
-        attempt(self.worker.release, claim, kept, reason, "the dice")
+        if self.dice.random() < 0.5:
+            attempt(self.worker.fail, claim, "the dice")
+        else:
+            attempt(self.worker.release, claim, kept)
 
     def _train(self) -> None:
         if not self.taken:
@@ -99,7 +101,7 @@ class Dice:
             return
         self.version, self.taken = self.version + 1, False
         self.trainer.publish(self.version, f"w{self.version}", "t0", {"reward/mean": 0.5})
-        self.trainer.serve(f"host:{self.version}/secret", "t0")
+        self.trainer.announce_sender(f"host:{self.version}/secret", "t0")
         if self.version % 3 == 0:
             self.trainer.checkpointed(self.version, "t0")
         self.trainer.retire_weights("t0", 2)

@@ -57,12 +57,13 @@ def calls(scheduler: Scheduler) -> dict[str, Callable[[], Any]]:
         "complete": lambda: scheduler.complete(held, trajectory()),
         "judge": lambda: scheduler.judge(post),
         "release": lambda: scheduler.release(held),
+        "fail": lambda: scheduler.fail(held, "test"),
         "save_prefix": lambda: scheduler.save_prefix(held, Response([1], [-0.1], [(0, 1)])),
         "leave": lambda: scheduler.leave("w0"),
         "pin": lambda: scheduler.pin("w0"),
         "take": lambda: scheduler.take("t0"),
         "publish": lambda: scheduler.publish(1, "w1", "t0"),
-        "serve": lambda: scheduler.serve("h:1/s", "t0"),
+        "announce_sender": lambda: scheduler.announce_sender("h:1/s", "t0"),
         "checkpointed": lambda: scheduler.checkpointed(0, "t0"),
         "retire_weights": lambda: scheduler.retire_weights("t0", 1),
         "drop": lambda: scheduler.drop(1, "test"),
@@ -70,6 +71,7 @@ def calls(scheduler: Scheduler) -> dict[str, Callable[[], Any]]:
         "drain": lambda: scheduler.drain("w0"),
         "revive": lambda: scheduler.revive(1),
         "pause": scheduler.pause,
+        "resume": scheduler.resume,
         "status": scheduler.status,
         "verify": scheduler.verify,
     }
@@ -218,8 +220,8 @@ def test_everybody_may_look(role: str, acting_as: As) -> None:
     assert sched.call_stats()["fcall"].calls > 0
     assert len(sched.slots()) == 2
     assert sched.dead() == []
-    assert len(sched.payloads(batch.groups)) == 2
-    assert len(sched.members(1)) == 1
+    assert len(sched.trajectories(batch.groups)) == 2
+    assert len(sched.group_trajectories(1)) == 1
     assert sched.wait(0, 0.01) >= 0
     assert sched.wait(0, 0.01, batch=True) >= 0
 
@@ -232,10 +234,11 @@ def test_without_the_library(server: Server, acting_as: As, monkeypatch: pytest.
     acting_as("admin").create(CONFIG)
     assert acting_as("worker").status().version == 0
     loaded = server.redis.fcall_ro("roq_version", 0).decode()
-    monkeypatch.setattr(library, "version", lambda: "2 0123456789ab")
-    with pytest.raises(UnsuitableServer, match=f"has roq library {loaded}, this client needs 2 0123456789ab"):
+    newer = f"{library.REVISION + 1} 0123456789ab"
+    monkeypatch.setattr(library, "version", lambda: newer)
+    with pytest.raises(UnsuitableServer, match=f"has roq library {loaded}, this client needs {newer}"):
         acting_as("worker").status()
-    monkeypatch.setattr(library, "version", lambda: "1 0123456789ab")
+    monkeypatch.setattr(library, "version", lambda: f"{library.REVISION} 0123456789ab")
     assert acting_as("worker").status().version == 0, "of one revision, so they work together"
 
 
@@ -289,7 +292,7 @@ def test_a_command_names_the_role_that_it_needs(
     with Scheduler(server.url, "test") as sched:
         sched.create(RunConfig(eta=1, batch_size=2, max_attempts=1))
         held, _ = sched.reserve("w0", 0, 2).reservations
-        sched.release(held, reason="error", error="the tool is broken")
+        sched.fail(held, "the tool is broken")
     with Scheduler(server.url, "gone") as sched:
         sched.create(CONFIG)
     export_run(server.url, "gone", folder / "run.roq")

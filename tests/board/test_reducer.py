@@ -102,7 +102,10 @@ class Life:
     def release(self) -> None:
         if self.claims:
             with _fine():
-                self.sched.release(self.pop(), reason=self.random.choice(("detach", "error")))
+                if self.random.random() < 0.5:
+                    self.sched.release(self.pop())
+                else:
+                    self.sched.fail(self.pop(), "test")
 
     def remove(self) -> None:
         groups = [claim.group for claim in self.claims] or [1]

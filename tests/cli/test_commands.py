@@ -235,7 +235,7 @@ def test_dead_letters(url: str, roq: Roq) -> None:
         sched.create(RunConfig(eta=1, batch_size=2, max_attempts=1))
         assert "no dead letters" in roq("dead", "--redis", url, "--run", "sick").stdout
         for claim in sched.reserve("w0", 0, 3).reservations:
-            sched.release(claim, reason="error", error="the tool is broken")
+            sched.fail(claim, "the tool is broken")
     listed = read(roq("dead", "--redis", url, "--run", "sick", "--json"))
     assert [letter["ordinal"] for letter in listed["dead"]] == [0, 1, 2]
     text = roq("dead", "--redis", url, "--run", "sick").stdout

@@ -70,7 +70,7 @@ def test_roles_and_backups(cluster: tuple[str, Path]) -> None:
                 worker.publish(1, "w", "t0")
             batch = trainer.take("t0")
             assert batch is not None
-            assert len(trainer.payloads(batch.groups)) == 2
+            assert len(trainer.trajectories(batch.groups)) == 2
             export_run(url_of("admin"), run, folder / f"{run}.roq")
             before = admin.status()
             trainer.publish(1, "w", "t0")

@@ -157,7 +157,7 @@ def play(sched: Scheduler, steps: int, after: Callable[[int], None] = lambda _: 
         while (batch := sched.take("t0", version)) is None:
             claims = sched.reserve("w0", version, 4).reservations
             sched.complete_many([(claim, trajectory(version)) for claim in claims])
-        assert len(sched.payloads(batch.groups)) == 4
+        assert len(sched.trajectories(batch.groups)) == 4
         version += 1
         sched.publish(version, f"w/{version}", "t0")
         after(step)

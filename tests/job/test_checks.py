@@ -282,7 +282,7 @@ def test_names_of_workers_and_trainers(sched: Scheduler, name: str) -> None:
         lambda: sched.leave(name),
         lambda: sched.take(name),
         lambda: sched.publish(1, "w", name),
-        lambda: sched.serve("h:1/s", name),
+        lambda: sched.announce_sender("h:1/s", name),
         lambda: sched.checkpointed(0, name),
         lambda: sched.retire_weights(name, 1),
     ]
@@ -321,7 +321,7 @@ def test_sizes_are_limited(sched: Scheduler) -> None:
     with pytest.raises(Invalid, match="settings"):
         Scheduler(sched.url, "other").create(CONFIG, settings={"a.b": "x" * (2 << 20)})
     (claim,) = sched.reserve("w0", 0, 1).reservations
-    sched.release(claim, reason="error", error="\ud800" + big * 100)
+    sched.fail(claim, "\ud800" + big * 100)
     worker = sched.status().workers[0]
     assert worker.error is not None
     assert len(worker.error) <= 2000

@@ -60,7 +60,7 @@ def test_reasons_of_every_kind(sched: Scheduler) -> None:
         sched.drop(claim.group, reason)
         assert [told.group for told in sched.renew("w").cancelled] == [claim.group]
         claim = sched.reserve("w", 0, 1).reservations[0]
-        sched.release(claim, reason="error", error=reason)
+        sched.fail(claim, reason)
         assert len(sched.status().workers[0].error) <= 2000
     assert sched.verify() == []
 
@@ -89,7 +89,7 @@ def test_options_of_the_url(server: Server) -> None:
         sched.complete(sched.reserve("w", 0, 1).reservations[0], trajectory())
         batch = sched.take("t")
         assert batch is not None
-        assert sched.payloads(batch.groups)
+        assert sched.trajectories(batch.groups)
     with pytest.raises(ConfigError):
         Scheduler("redis://h?foo=1", "u")
 

@@ -88,7 +88,7 @@ def test_a_run_in_figures(example: Named, scrape: Scrape) -> None:
     grown = {"doing": "waiting: window_full", "tokens": 500, "completed": 5, "idle_s": 1.5}
     sched.renew("w0", 1, {**grown, "swaps": 2, "swap_s": 3.0})
     sched.release(example.claims["L"][0])
-    sched.release(example.claims["I"][0], reason="error", error="no such tool")
+    sched.fail(example.claims["I"][0], "no such tool")
 
     families = settled(scrape, lambda f: value(f, "roq_worker_attempts_total", outcome="completed") == 5)
     assert value(families, "roq_events_total", event="complete") == 2

@@ -20,6 +20,7 @@ import redis
 
 from roq import RunConfig
 from roq.client.operations import config_fields
+from roq.protocol.functions import FUNCTIONS
 from roq.protocol.invariants import Snapshot, problems
 from roq.protocol.keys import NAMES, keys_of
 from roq.protocol.library import source
@@ -30,6 +31,7 @@ __all__ = ["Found", "search"]
 WORKERS = ("a", "b")
 
 Action = tuple[str, tuple[Any, ...]]
+ONCE = {f.name for f in FUNCTIONS if f.once}
 
 
 class Found(msgspec.Struct):
@@ -78,7 +80,7 @@ class _World:
                 times = 1
                 if function == "lapse":
                     pipe.zadd(keys_of(copy)["heartbeats"], {values[0]: 1}, xx=True)
-                elif function in ("reserve", "complete", "judge", "release", "drop", "filter", "revive"):
+                elif function in ONCE:
                     times = 2
                     request = f"c 1 {next(self.requests)}"
                     for _ in range(times):
@@ -123,9 +125,9 @@ def _actions(snapshot: Snapshot) -> Iterator[Action]:
                 claim = (group, m, token, member["worker"])
                 for reward in (0, 1 / 3) if snapshot.config["filter_zero_variance"] == "1" else (1,):
                     yield "complete", (*claim, reward, 1, member["v"], member["v"], b"payload")
-                yield "release", (*claim, 0, "detach", b"")
-                yield "release", (*claim, 0, "detach", b"prefix")
-                yield "release", (*claim, 1, "failed", b"")
+                yield "release", (*claim, "detach", b"")
+                yield "release", (*claim, "detach", b"prefix")
+                yield "fail", (*claim, "failed")
             if member["attempt"] > 1:  # the holder of the attempt before this one wakes up
                 yield "complete", (group, m, token - 1, "a", 1, 1, version, version, b"payload")
     for group in snapshot.index["occupied"]:
@@ -144,7 +146,7 @@ def _judgements(group: int, judgement: Any) -> Iterator[Action]:
         claim = (group, judgement["token"], judgement["worker"])
         yield "judge", (*claim, 1, "", '["0.5"]')
         yield "judge", (*claim, 0, "dull", "")
-        yield "release", (group, 0, *claim[1:], 1, "failed", b"")
+        yield "fail", (group, 0, *claim[1:], "failed")
     if judgement["attempt"] > 1:  # the holder of the attempt before this one wakes up
         yield "judge", (group, judgement["token"] - 1, "a", 1, "", "")
 

@@ -23,7 +23,7 @@ def test_partial_rollout_counts_by_its_oldest_version(sched: Scheduler) -> None:
     batch = sched.take("t0")
     assert batch is not None
     assert [(g.v_traj, g.staleness) for g in batch.groups] == [(0, 1)]
-    assert sched.payloads(batch.groups)[0][0].segments == [(0, 3), (1, 1)]
+    assert sched.trajectories(batch.groups)[0][0].segments == [(0, 3), (1, 1)]
     run.verify()
 
 

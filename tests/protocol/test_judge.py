@@ -30,7 +30,7 @@ def all_in(sched: Scheduler, worker: str = "w0", config: RunConfig = CONFIG) -> 
 def test_it_is_placed_with_its_advantages(sched: Scheduler) -> None:
     claim = all_in(sched)
     assert sched.take("t0") is None
-    assert [t.reward for t in sched.members(claim.group)] == [0.25, 0.75]
+    assert [t.reward for t in sched.group_trajectories(claim.group)] == [0.25, 0.75]
     third = 1 / 3
     done = sched.judge(claim, advantages=[-third, third])
     assert (done.status, done.buffer, done.slot, done.ready) == ("occupied", 0, 1, 0)
@@ -92,9 +92,9 @@ def test_weights_too_old_to_generate_will_do(sched: Scheduler) -> None:
 
 def test_a_function_that_fails_for_good_buries_the_prompt(sched: Scheduler) -> None:
     claim = all_in(sched)
-    assert sched.release(claim, reason="error", error="judge raised").status == "pending"
+    assert sched.fail(claim, "judge raised").status == "pending"
     (claim,) = sched.reserve("w0", 0, 1).reservations
-    assert sched.release(claim, reason="error", error="judge raised again").status == "dead"
+    assert sched.fail(claim, "judge raised again").status == "dead"
     assert [letter.reason for letter in sched.dead()] == ["judge raised again"]
     assert sched.verify() == []
     assert sched.status().payload_bytes == 0
@@ -178,4 +178,4 @@ def test_members_of_a_group_that_is_gone(sched: Scheduler) -> None:
     claim = all_in(sched)
     sched.drop(claim.group, "x")
     with pytest.raises(Fenced, match="left the run"):
-        sched.members(claim.group)
+        sched.group_trajectories(claim.group)

@@ -156,7 +156,7 @@ def test_failed_attempts_are_capped(sched: Scheduler) -> None:
         claim = claim_of(sched)
         assert (claim.ordinal, claim.attempt, claim.prefix) == (0, attempt, None)
         sched.save_prefix(claim, Response([5], [-0.1], [(0, 1)]))
-        answer = sched.release(claim, reason="error", error="reward raised ValueError")
+        answer = sched.fail(claim, "reward raised ValueError")
         assert answer.status == ("dead" if attempt == 3 else "pending")
         assert sched.verify() == []
     status = sched.status()
@@ -171,7 +171,7 @@ def test_detaching_is_no_failure(sched: Scheduler) -> None:
         assert sched.release(claim_of(sched), reason="detach").status == "pending"
 
 
-def test_a_prompt_that_kills_its_workers_is_given_up(sched: Scheduler) -> None:
+def test_a_prompt_that_kills_its_workers_is_buried(sched: Scheduler) -> None:
     sched.create(RunConfig(eta=1, batch_size=4, group_size=2, max_attempts=2))
     for n in range(2):
         sched.reserve(f"w{n}", 0, 2)

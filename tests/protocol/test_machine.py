@@ -120,7 +120,7 @@ class Machine(RuleBasedStateMachine):
     def judge(self, data: st.DataObject, keep: bool, advantages: bool) -> None:
         claim = data.draw(st.sampled_from(self.judgements()))
         group, _ = self.held(claim)
-        assert len(self.sched.members(claim.group)) == self.model.config.group_size
+        assert len(self.sched.group_trajectories(claim.group)) == self.model.config.group_size
         given = [0.1 + 0.2] * self.model.config.group_size if advantages else None
         expected = self.model.judge(group, keep)
         done = self.sched.judge(claim, keep=keep, reason="dull", advantages=given)
@@ -128,17 +128,25 @@ class Machine(RuleBasedStateMachine):
         self.sort_claims()
 
     @precondition(lambda self: self.claims)
-    @rule(data=st.data(), how=st.sampled_from(["detach", "prefix", "error"]))
-    def release(self, data: st.DataObject, how: str) -> None:
+    @rule(data=st.data(), keep=st.booleans())
+    def release(self, data: st.DataObject, keep: bool) -> None:
         claim = data.draw(st.sampled_from(self.claims))
         group, member = self.held(claim)
         prefix = None
-        if how == "prefix" and member.v is not None:
+        if keep and member.v is not None:
             member.prefix = True
             prefix = Response([1], [-1.0], [(member.v, 1)])
-        failed = how == "error"
-        expected = self.model.reopen(group, claim.member - 1, failed=failed, keep=not failed)
-        assert self.sched.release(claim, prefix, reason=how).status == expected
+        expected = self.model.reopen(group, claim.member - 1, failed=False, keep=True)
+        assert self.sched.release(claim, prefix).status == expected
+        self.sort_claims()
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        claim = data.draw(st.sampled_from(self.claims))
+        group, _ = self.held(claim)
+        expected = self.model.reopen(group, claim.member - 1, failed=True, keep=False)
+        assert self.sched.fail(claim, "test").status == expected
         self.sort_claims()
 
     @precondition(lambda self: self.members())
@@ -180,7 +188,7 @@ class Machine(RuleBasedStateMachine):
         if batch is not None:
             assert all(g.staleness <= self.model.config.eta for g in batch.groups)
             assert all(len(g.members) == self.model.config.group_size for g in batch.groups)
-            payloads = self.sched.payloads(batch.groups)
+            payloads = self.sched.trajectories(batch.groups)
             for group, members in zip(batch.groups, payloads, strict=True):
                 assert [m.reward for m in group.members] == [t.reward for t in members]
         self.sort_claims()

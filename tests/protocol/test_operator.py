@@ -51,7 +51,7 @@ def test_only_attached_workers_drain(sched: Scheduler) -> None:
 
 def bury(sched: Scheduler) -> int:
     (claim,) = sched.reserve("w0", 0, 1).reservations
-    assert sched.release(claim, reason="error", error="no such tool").status == "dead"
+    assert sched.fail(claim, "no such tool").status == "dead"
     return claim.ordinal
 
 

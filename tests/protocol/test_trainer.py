@@ -36,7 +36,7 @@ def test_taking_again_returns_the_same_batch(sched: Scheduler) -> None:
     assert batch is not None
     assert sched.take("t0") == batch
     assert sched.take("t1") == batch  # a restarted trainer goes on where the dead one stopped
-    payloads = sched.payloads(batch.groups)
+    payloads = sched.trajectories(batch.groups)
     assert [t.reward for members in payloads for t in members] == [
         m.reward for g in batch.groups for m in g.members
     ]
@@ -108,12 +108,12 @@ def test_batches_are_kept_until_a_checkpoint_covers_them(sched: Scheduler) -> No
         assert again is not None
         assert again.replay
         assert again.groups == batches[version].groups
-        assert len(sched.payloads(again.groups)) == 2
+        assert len(sched.trajectories(again.groups)) == 2
     assert sched.take("t1", version=4) is None
     with pytest.raises(StateLost, match="checkpoint 2"):
         sched.take("t1", version=1)
     with pytest.raises(StateLost, match="not on the server"):
-        sched.payloads(batches[0].groups)
+        sched.trajectories(batches[0].groups)
     sched.checkpointed(4, "t1")
     assert sched.status().payload_bytes == 0
     assert sched.verify() == []
@@ -225,21 +225,21 @@ def test_weights_are_pinned_and_retired(sched: Scheduler) -> None:
 def test_a_sender_is_told_to_workers_until_another_trainer_takes_over(sched: Scheduler) -> None:
     sched.create(CONFIG, weights="w/0")
     with pytest.raises(NotReady, match="call take first"):
-        sched.serve("h:1/s", "t0")
+        sched.announce_sender("h:1/s", "t0")
     step(sched, 0)
     assert sched.pin("w0").sender == ""
-    sched.serve("h:1/s", "t0")
+    sched.announce_sender("h:1/s", "t0")
     assert sched.pin("w0").sender == sched.pin("w0", version=0).sender == "h:1/s"
     assert [w.sender for w in sched.weights()] == ["h:1/s", "h:1/s"]
     with pytest.raises(Invalid, match="513 bytes is longer than 512"):
-        sched.serve("x" * 513, "t0")
+        sched.announce_sender("x" * 513, "t0")
     fill(sched, 1, 2)
     assert sched.take("t1") is not None
     assert sched.pin("w0").sender == "", "the new trainer has none yet"
     with pytest.raises(Fenced):
-        sched.serve("h:1/s", "t0")
-    sched.serve("h:2/s", "t1")
+        sched.announce_sender("h:1/s", "t0")
+    sched.announce_sender("h:2/s", "t1")
     assert sched.pin("w0").sender == "h:2/s"
-    sched.serve("", "t1")
+    sched.announce_sender("", "t1")
     assert sched.pin("w0").sender == ""
     assert sched.verify() == []

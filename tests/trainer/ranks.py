@@ -34,7 +34,7 @@ class Payloads:
         self.by_group = payloads
         self.asked: list[int] = []
 
-    def payloads(self, groups: list[BatchGroup]) -> list[list[data.Trajectory]]:
+    def trajectories(self, groups: list[BatchGroup]) -> list[list[data.Trajectory]]:
         self.asked += [group.group for group in groups]
         return [self.by_group[group.group] for group in groups]
 

@@ -265,7 +265,7 @@ def test_says_what_it_waits_for_and_gives_up_when_no_worker_lives(prepare) -> No
     with setup.connect() as sched:
         sched.renew("w0", 0)
         reservation = sched.reserve("w0", 0, 1).reservations[0]
-        sched.release(reservation, reason="error", error="reward exploded")
+        sched.fail(reservation, "reward exploded")
         sched.reserve("w0", 0, 1)
         trainer = setup.start()
         setup.until(lambda: sched.status().trainer != "", trainer)

@@ -428,7 +428,7 @@ class Announced:
     def __init__(self) -> None:
         self.addresses: list[str] = []
 
-    def serve(self, address: str, trainer: str) -> None:
+    def announce_sender(self, address: str, trainer: str) -> None:
         if trainer != "t0":
             raise Fenced(f"{trainer} was superseded")
         self.addresses.append(address)

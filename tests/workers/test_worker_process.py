@@ -110,7 +110,7 @@ def test_a_run_from_start_to_end(workers: Workers, sched: Scheduler, models: Cal
     # A whole batch, with everything that a trainer needs.
     batch = take(workers, sched)
     assert [group.staleness for group in batch.groups] == [0] * 4
-    for group in sched.payloads(batch.groups):
+    for group in sched.trajectories(batch.groups):
         one, other = group
         assert one.prompt == other.prompt
         assert one.tokens != other.tokens, "members have seeds of their own"
@@ -155,7 +155,7 @@ def test_a_run_from_start_to_end(workers: Workers, sched: Scheduler, models: Cal
     second = workers.start()
     batch = take(workers, sched)
     went_on = 0
-    for place, group in zip(batch.groups, sched.payloads(batch.groups), strict=True):
+    for place, group in zip(batch.groups, sched.trajectories(batch.groups), strict=True):
         for member, trajectory in zip(place.members, group, strict=True):
             if prefix := handed_back.get((place.ordinal, member.member)):
                 assert trajectory.tokens[: len(prefix)] == prefix.tokens
@@ -194,7 +194,7 @@ def test_post_processing_without_partial_rollout(
     versions: set[int] = set()
     for version in range(3):
         batch = take(workers, sched)
-        for group, trajectories in zip(batch.groups, sched.payloads(batch.groups), strict=True):
+        for group, trajectories in zip(batch.groups, sched.trajectories(batch.groups), strict=True):
             assert [m.advantage for m in group.members] == [len(t.tokens) for t in trajectories]
             assert all(len(t.segments) == 1 for t in trajectories), "one version each"
             versions |= {t.segments[0][0] for t in trajectories}
@@ -254,7 +254,7 @@ def test_failures(workers: Workers, sched: Scheduler, models: Callable[..., Path
 
     # Failed attempts are never rewards: what is left of the batches was scored.
     batch = take(workers, sched)
-    for group, place in zip(sched.payloads(batch.groups), batch.groups, strict=True):
+    for group, place in zip(sched.trajectories(batch.groups), batch.groups, strict=True):
         assert [trajectory.reward for trajectory in group] == [1.0, 1.0], place
     workers.until("dead letters", lambda: sched.status().ledger.dead)
     workers.until("a timeout", lambda: "took longer than 0.5 s" in workers.log())

@@ -23,7 +23,7 @@ __all__ = ["MicroBatch", "Sample", "deal", "fetch", "micro_batches", "micro_coun
 
 
 class _Payloads(Protocol):
-    def payloads(self, groups: Sequence[BatchGroup]) -> list[list[Trajectory]]: ...
+    def trajectories(self, groups: Sequence[BatchGroup]) -> list[list[Trajectory]]: ...
 
 
 @dataclass
@@ -88,10 +88,10 @@ def fetch(source: _Payloads | None, groups: Sequence[BatchGroup]) -> list[list[T
         RoqError: what the scheduler raises, on the fetching rank.
     """
     if source is not None and model_parallel_group() is None:
-        return source.payloads(groups)
+        return source.trajectories(groups)
     blob = b""
     if source is not None:
-        encoded = [t.encode() for members in source.payloads(groups) for t in members]
+        encoded = [t.encode() for members in source.trajectories(groups) for t in members]
         header = array("q", [len(data) for data in encoded])
         blob = header.tobytes() + b"".join(encoded)
     blob = broadcast_bytes(blob, model_parallel_group())

@@ -122,13 +122,13 @@ class Sender:
                 self.close()
                 self._spawn()
         if self._address != self._announced or (self._address and now - self._served_at > SERVED_S):
-            sched.serve(self._address, trainer)
+            sched.announce_sender(self._address, trainer)
             self._announced, self._served_at = self._address, now
 
     def leave(self, sched: Scheduler, trainer: str) -> None:
         """Take its address back and end it."""
         with contextlib.suppress(Refused):
-            sched.serve("", trainer)
+            sched.announce_sender("", trainer)
         self.close()
 
     def _spawn(self) -> None:

@@ -161,7 +161,9 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         """Post-process a group whose members are all in."""
         claim = draft.claim
         item = prompts.item(claim.ordinal, job.run.seed)
-        members = [member_of(t, engine.decode(t.tokens)) for t in await scheduler.members(claim.group)]
+        members = [
+            member_of(t, engine.decode(t.tokens)) for t in await scheduler.group_trajectories(claim.group)
+        ]
         verdict = await post_process.judge(item, members)
         draft.handing_in = True
         await scheduler.judge(claim, **msgspec.structs.asdict(verdict))
@@ -181,7 +183,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
             counters.failed += 1
             say(f"attempt {claim.attempt} at {claim.group}.{claim.member} failed: {error}")
             with suppress(Fenced):
-                await scheduler.release(claim, None, reason="error", error=str(error))
+                await scheduler.fail(claim, str(error))
         held.pop(draft.key, None)
 
     def start(claim: Reservation) -> None:

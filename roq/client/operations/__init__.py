@@ -4,7 +4,7 @@ An operation is a generator: it yields :class:`Call` (a function of the library)
 (a plain Redis command), is sent the reply, and returns the result. ``Scheduler`` and ``AsyncScheduler``
 only drive it, so both behave alike. A method of a scheduler and its operation have one name, and so has
 the function where there is one: ``take`` is ``Scheduler.take``, ``TrainerOperations.take``,
-``lua/functions/take.lua`` (``resume`` is ``pause`` undone).
+``lua/functions/take.lua``.
 """
 
 from __future__ import annotations

@@ -65,8 +65,11 @@ class RunOperations(Steps):
         fields = yield from self._fields()
         return {name: value for name, value in fields.items() if "." in name}
 
-    def pause(self, paused: bool, reason: str) -> Operation[None]:
-        yield from self._ask(f.PAUSE, dict, paused, reason_text(reason), self.by)
+    def pause(self, reason: str) -> Operation[None]:
+        yield from self._ask(f.PAUSE, dict, reason_text(reason), self.by)
+
+    def resume(self, reason: str) -> Operation[None]:
+        yield from self._ask(f.RESUME, dict, reason_text(reason), self.by)
 
     def dead(self) -> Operation[list[DeadLetter]]:
         yield from self._fields()  # a run that is not there has no dead letters either

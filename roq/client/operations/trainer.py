@@ -62,7 +62,7 @@ class TrainerOperations(Steps):
         ]
         return Batch(version=reply.version, groups=groups, replay=reply.replay)
 
-    def payloads(self, groups: Sequence[BatchGroup]) -> Operation[list[list[Trajectory]]]:
+    def trajectories(self, groups: Sequence[BatchGroup]) -> Operation[list[list[Trajectory]]]:
         names = [f"{g.group}.{m.member}" for g in groups for m in g.members]
         found = iter((yield from self._fetch("payloads", names)))
         return [[Trajectory.decode(next(found)) for _ in group.members] for group in groups]
@@ -88,8 +88,8 @@ class TrainerOperations(Steps):
             raise Invalid(f"weights = {weights[:80]!r} must be at most {_LOCATION} characters without NUL")
         yield from self._ask(f.PUBLISH, dict, trainer, version, weights, figures)
 
-    def serve(self, address: str, trainer: str) -> Operation[None]:
-        yield from self._ask(f.SERVE, dict, trainer, address)
+    def announce_sender(self, address: str, trainer: str) -> Operation[None]:
+        yield from self._ask(f.ANNOUNCE_SENDER, dict, trainer, address)
 
     def checkpointed(self, version: int, trainer: str) -> Operation[None]:
         while (yield from self._ask(f.CHECKPOINTED, Left, trainer, version)).left > 0:
@@ -97,7 +97,7 @@ class TrainerOperations(Steps):
 
     def weights(self) -> Operation[list[WeightsRef]]:
         found = pairs((yield Command(("HGETALL", self.keys["weights"]))))
-        sender = found.pop("sender", "")
+        sender = ((yield Command(("HGET", self.keys["sender"], "address"))) or b"").decode()
         versions = sorted((int(version), location) for version, location in found.items())
         return [WeightsRef(version=version, location=where, sender=sender) for version, where in versions]
 

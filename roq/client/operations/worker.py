@@ -96,7 +96,7 @@ class WorkerOperations(Steps):
             for answer in answers
         ]
 
-    def members(self, group: int) -> Operation[list[Trajectory]]:
+    def group_trajectories(self, group: int) -> Operation[list[Trajectory]]:
         record = yield Command(("HGET", self.keys["groups"], group))
         if record is None:
             raise Fenced(f"group {group} has left the run; drop this work")
@@ -121,15 +121,14 @@ class WorkerOperations(Steps):
         why = "" if keep else reason_text(reason)
         return self._ask(f.JUDGE, Completion, claim.group, claim.token, claim.worker, keep, why, given)
 
-    def release(
-        self, claim: Reservation, prefix: Response | None, reason: str, error: str | None
-    ) -> Operation[Release]:
-        failed = reason == "error"
+    def release(self, claim: Reservation, prefix: Response | None, reason: str) -> Operation[Release]:
         kept = prefix.encode() if prefix is not None and len(prefix) > 0 else b""
-        why = reason_text(error or reason)
-        return self._ask(
-            f.RELEASE, Release, claim.group, claim.member, claim.token, claim.worker, failed, why, kept
-        )
+        why = reason_text(reason)
+        return self._ask(f.RELEASE, Release, claim.group, claim.member, claim.token, claim.worker, why, kept)
+
+    def fail(self, claim: Reservation, error: str) -> Operation[Release]:
+        why = reason_text(error)
+        return self._ask(f.FAIL, Release, claim.group, claim.member, claim.token, claim.worker, why)
 
     def save_prefix(self, claim: Reservation, prefix: Response) -> Operation[None]:
         yield from self._ask(

@@ -67,7 +67,7 @@ def main(url: str, run: str, folder: Path) -> None:
                 ready = sched.wait(ready, 0.5, batch=True)
                 continue
             assert all(0 <= group.staleness <= eta for group in batch.groups), batch
-            weights = digest(weights, batch, sched.payloads(batch.groups))
+            weights = digest(weights, batch, sched.trajectories(batch.groups))
             log = folder / f"batch-{batch.version:06d}.txt"
             if log.exists():
                 if log.read_text() != weights:
@@ -84,7 +84,7 @@ def main(url: str, run: str, folder: Path) -> None:
                     json.dumps({"version": version, "weights": weights}),
                 )
             sched.publish(version, weights, trainer)
-            sched.serve(f"127.0.0.1:{version}/none", trainer)
+            sched.announce_sender(f"127.0.0.1:{version}/none", trainer)
             if version % CHECKPOINT_EVERY == 0:
                 sched.checkpointed(version, trainer)
                 for old in sorted(folder.glob("checkpoint-*.json"))[:-2]:

@@ -67,11 +67,11 @@ async def main(url: str, run: str, seed: int) -> None:
 
     async def judge(draft: Draft) -> None:
         claim = draft.claim
-        members = await sched.members(claim.group)
+        members = await sched.group_trajectories(claim.group)
         await asyncio.sleep(dice.expovariate(20))
         fate = dice.random()
         if fate < 0.02:
-            await sched.release(claim, reason="error", error="the dice did not say")
+            await sched.fail(claim, "the dice did not say")
         elif fate < 0.05:
             await sched.judge(claim, keep=False, reason="dull")
         else:
@@ -89,7 +89,7 @@ async def main(url: str, run: str, seed: int) -> None:
                 if part == 1 and dice.random() < 0.3:
                     await sched.save_prefix(claim, draft.prefix)
             if dice.random() < 0.01:
-                await sched.release(claim, reason="error", error="the dice said so")
+                await sched.fail(claim, "the dice said so")
             else:
                 payload = Trajectory(
                     [claim.ordinal], draft.tokens, draft.logprobs, draft.segments, dice.random()

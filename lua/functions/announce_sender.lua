@@ -1,10 +1,10 @@
 --[[
-roq_serve: where the trainer sends weights from, for workers that would rather receive than read them. It
-holds until another trainer takes over. Harmless to repeat.
+roq_announce_sender: where the trainer sends weights from, for workers that would rather receive than read
+them. It holds until another trainer takes over. Idempotent.
 
 Arguments:
-  trainer   who
-  address   of the trainer's sender, as `pin` tells it to workers; "" for none
+  trainer   the trainer's name
+  address   of the trainer's sender, which workers get with `pin`; "" for none
 Reply:
   address
 Refusals:
@@ -14,7 +14,7 @@ Refusals:
 local LONGEST = 512 -- bytes
 
 transition.define({
-  name = "serve",
+  name = "announce_sender",
   arguments = { "trainer:name", "address:text" },
   frees = true,
   apply = function(run, args)
@@ -23,11 +23,10 @@ transition.define({
     end
     trainers.require(run, args.trainer)
     trainers.seen(run)
-    -- Among the weights, which workers may not write: it is where they would get others from.
     if args.address == "" then
-      redis.call("HDEL", run.key.weights, "sender")
+      redis.call("HDEL", run.key.sender, "address")
     else
-      redis.call("HSET", run.key.weights, "sender", args.address)
+      redis.call("HSET", run.key.sender, "address", args.address)
     end
     return { address = args.address }
   end,

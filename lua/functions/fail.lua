@@ -1,0 +1,47 @@
+--[[
+roq_fail: an attempt failed. Its slot stays Reserved; another attempt starts clean, unless the member has
+failed as often as it may (max_attempts): then its prompt becomes a dead letter.
+
+Arguments:
+  request   identity of the call (lib/replies.lua)
+  group, member, token, worker   the claim (member 0: the post-processing of a group)
+  error     what went wrong, human-readable
+Reply:
+  status    "pending", or "dead" when the attempts are used up
+Refusals:
+  ROQ_FENCED   the claim was superseded
+  ROQ_NO_GROUP no such group was ever issued
+Events: release, dead
+]]
+transition.define({
+  name = "fail",
+  arguments = {
+    "request:text",
+    "group:integer",
+    "member:integer",
+    "token:integer",
+    "worker:name",
+    "error:text",
+  },
+  frees = true,
+  apply = function(run, args)
+    local record = groups.read(run, args.group)
+    groups.running(record, args.member, args.token, args.worker)
+    workers.note_error(run, args.worker, args.error)
+    events.log(run, "release", {
+      "group",
+      args.group,
+      "member",
+      args.member,
+      "worker",
+      args.worker,
+      "failed",
+      1,
+      "reason",
+      args.error,
+    })
+    local status = workers.reopen(run, record, args.member, true, false, args.error)
+    events.signal(run, "release")
+    return { status = status }
+  end,
+})
