@@ -13,8 +13,8 @@ from roq import NotAllowed, RunConfig, Scheduler
 from roq.admin.backup import export_run, import_run
 from roq.admin.doctor import examine
 from roq.board.feed import RunFeed
-from tests.client.test_failover import free_ports
 from tests.conftest import Server
+from tests.ports import free_ports
 from tests.protocol.play import trajectory
 from tests.users import make_users
 

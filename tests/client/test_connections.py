@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import socketserver
 import subprocess
 import sys
@@ -28,7 +27,9 @@ from roq import (
 from roq.admin.server import check_server, wait_for_server
 from roq.cli import main
 from roq.client.connect import check_url, connect, masked, own_address
-from tests.conftest import server_binary
+from tests.conftest import Server, server_binary
+from tests.ports import free_ports
+from tests.protocol.play import trajectory
 
 PASSWORD = "open-sesame"
 CONFIG = RunConfig(eta=1, batch_size=1)
@@ -45,7 +46,7 @@ class Tls:
                 pytest.fail(message)
             pytest.skip(message)
         self.folder = folder
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         ca, stranger = trustme.CA(), trustme.CA()
         ca.cert_pem.write_to_path(folder / "ca.pem")
         stranger.cert_pem.write_to_path(folder / "stranger-ca.pem")
@@ -79,12 +80,6 @@ class Tls:
             files |= {"ssl_certfile": self.folder / f"{who}.pem", "ssl_keyfile": self.folder / f"{who}.key"}
         query = "&".join(f"{name}={value}" for name, value in {**files, **more}.items())
         return f"rediss://{host}:{self.port}?{query}"
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +239,7 @@ def test_the_login_of_sentinels_and_clusters(tls: Tls) -> None:
 
 def test_no_password_in_what_is_printed(tls: Tls) -> None:
     """Commands, their errors, and the clients' words while they wait."""
-    away = f"redis://me:{PASSWORD}@127.0.0.1:{free_port()}"
+    away = f"redis://me:{PASSWORD}@127.0.0.1:{free_ports(1)[0]}"
     command = [sys.executable, "-c", "from roq.cli import main; main()"]
     for options in (("--redis", away), ("--redis", f"rediss://:{PASSWORD}@localhost:{tls.port}")):
         done = subprocess.run(
@@ -281,3 +276,21 @@ def test_our_address_on_the_way_to_a_server_that_is_here(url: str) -> None:
 def test_our_address_on_the_way_to_nowhere() -> None:
     with pytest.raises(ConfigError, match=r"no host of redis://no\.such\.host\.invalid resolves"):
         own_address("redis://no.such.host.invalid")
+
+
+def test_options_of_the_url(server: Server) -> None:
+    with Scheduler(f"{server.url}?decode_responses=True", "u", retry_s=1) as sched:
+        sched.create(RunConfig(eta=1, batch_size=1))
+        sched.complete(sched.reserve("w", 0, 1).reservations[0], trajectory())
+        batch = sched.take("t")
+        assert batch is not None
+        assert sched.trajectories(batch.groups)
+    with pytest.raises(ConfigError):
+        Scheduler("redis://h?foo=1", "u")
+
+
+def test_messages_do_not_show_the_password() -> None:
+    with Scheduler("redis://user:s3cret@127.0.0.1:1", "u", retry_s=0.1) as sched:
+        with pytest.raises(RoqError) as refused:
+            sched.status()
+        assert "s3cret" not in str(refused.value)

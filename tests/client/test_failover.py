@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,29 +14,13 @@ import redis
 from roq import AsyncScheduler, RunConfig, Scheduler, ServerUnavailable
 from roq.admin.server import check_server, server_rss, wait_for_server
 from tests.conftest import server_binary
+from tests.ports import free_ports
 from tests.protocol.play import trajectory
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
 CONFIG = RunConfig(eta=1, batch_size=4, lease_s=30)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports whose cluster bus ports (10,000 above) are valid too."""
-    sockets = [socket.socket() for _ in range(count)]
-    ports: list[int] = []
-    for base, opened in enumerate(sockets):
-        for candidate in range(21000 + base * 137, 30000, 7):
-            try:
-                opened.bind(("127.0.0.1", candidate))
-            except OSError:
-                continue
-            ports.append(candidate)
-            break
-    for opened in sockets:
-        opened.close()
-    return ports
 
 
 class Fleet:

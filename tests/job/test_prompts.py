@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from roq import ConfigError
 from roq.config import Data
-from roq.errors import ConfigError
 from roq.job.prompts import load_prompts
 from roq.rewards import exact_match, load_function, reasoning_gym
 
@@ -184,3 +184,29 @@ def test_core_needs_no_engine() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("depth", [64, 300, 900, 100_000])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_nested_prompts(tmp_path: Path, depth: int, opening: str, closing: str) -> None:
+    inner = "0" if opening != "[" else ""
+    (tmp_path / "p.jsonl").write_text(
+        f'{{"prompt":"x","answer":{opening * depth}{inner}{closing * depth}}}\n'
+    )
+    with pytest.raises(ConfigError, match=r"p\.jsonl, line 1: nested more than 64 deep"):
+        load_prompts(Data(file=str(tmp_path / "p.jsonl")))
+
+
+def test_what_is_nested_less_is_fine(tmp_path: Path) -> None:
+    deep = "[" * 60 + "]" * 60
+    (tmp_path / "p.jsonl").write_text(f'{{"prompt":"x","answer":{deep}}}\n')
+    assert len(load_prompts(Data(file=str(tmp_path / "p.jsonl")))) == 1
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff\xfe", b"9" * 5000, b'{"prompt": 1e', b'"text"', b"\0", b'{"prompt":"\xed\xa0']
+)
+def test_lines_that_are_no_rows(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "p.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(ConfigError, match=r"line 1: (not valid JSON|must be a JSON object)"):
+        load_prompts(Data(file=str(tmp_path / "p.jsonl")))

@@ -171,3 +171,55 @@ def test_written_and_shown(records: Records, tmp_path: Path) -> None:
 def test_covered() -> None:
     assert covered([]) == 0
     assert covered([(0, 10), (2, 3), (5, 12), (20, 21)]) == 13
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+JUNK = (
+    b"",
+    b"\xff\xfe",
+    b"null",
+    b"[]",
+    b"3",
+    DEEP,
+    b"9" * 5000,
+    b"{}",
+    b'{"step": null}',
+    b'{"step": "one", "time": "one"}',
+    b'{"step": -1, "time": -1}',
+    b'{"step": 0}',
+    b'{"step": 1e300, "time": 1e300}',
+    b'{"step": 1, "time": "noon"}',
+    b'{"step": 1, "time": NaN, "wall_s": 1}',
+    b'{"step": 1, "time": 1, "wall_s": Infinity}',
+    b'{"step": 1, "time": 1, "wall_s": {}}',
+    b'{"step": 1, "time": 1, "tokens": -5, "groups": -1}',
+    b'{"step": 1, "time": 1, "tokens": 1e400, "rss_bytes": 1e400}',
+    b'{"step": 1, "staleness/counts": {"a": 1}}',
+    b'{"step": 1, "staleness/counts": {"-1": 1}}',
+    b'{"step": 1, "staleness/counts": {"999999999": 1}}',
+    b'{"step": 1, "staleness/counts": [1]}',
+    b'{"step": 1, "reward/mean": Infinity}',
+    b'{"step": 1, "reward/mean": "high"}',
+    b'{"step": 1, "time/step": -Infinity}',
+)
+
+
+def test_junk_in_the_records(tmp_path: Path) -> None:
+    """It is passed over: what is beside it is summed up and drawn."""
+    good = {
+        "metrics.jsonl": b'{"step": 1, "time": 10, "wall_s": 5, "reward/mean": 0.5, "loss": NaN}',
+        "workers/w.jsonl": b'{"time": 10, "wall_s": 5, "tokens": 50}',
+    }
+    for number, junk in enumerate((*((line,) for line in JUNK), JUNK)):
+        folder = tmp_path / str(number)
+        (folder / "workers").mkdir(parents=True)
+        for file, content in good.items():
+            (folder / file).write_bytes(b"".join(line + b"\n" for line in (*junk, content)))
+        records = Records(folder)
+        records.read()
+        summary = summarize(records, Status(run="demo", version=1), CONFIG, [], None)
+        assert summary.tokens_per_s == 10, junk
+        assert summary.reward_first5 == 0.5, junk
+        assert dict(summary_lines(summary))["time"] == "5.0 s, 10 tokens/s"
+    assert write_plot(records, summary, folder) is not None

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import Server
+import roq.events.event
+import roq.observe.display
+import roq.observe.figures
+import roq.observe.timeline
+import roq.text
+from roq.events.fields import EVENTS
+from tests.conftest import Server, environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,3 +56,27 @@ def test_links_lead_somewhere() -> None:
 def test_the_configuration_reference_is_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "scripts/config-reference"), "--check"]
     assert subprocess.run(command, check=False).returncode == 0, "run scripts/config-reference"
+
+
+def test_pages_are_up_to_date() -> None:
+    command = [sys.executable, ROOT / "scripts/docs", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_event_is_documented() -> None:
+    told = set(re.findall(r"`(\w+)`", (ROOT / "docs/observing.md").read_text()))
+    assert set(EVENTS) <= told | {"gap"}
+
+
+def test_examples_in_docstrings() -> None:
+    for module in (
+        roq.text,
+        roq.observe.display,
+        roq.events.event,
+        roq.observe.figures,
+        roq.observe.timeline,
+    ):
+        done = doctest.testmod(module)
+        assert done.attempted
+        assert not done.failed

@@ -261,3 +261,20 @@ def test_expiry_in_a_dying_group(sched: Scheduler) -> None:
     sched.renew("w1")
     assert sched.verify() == []
     assert sched.status().ledger.dead == 1
+
+
+def test_surplus_is_cancelled_to_the_last(sched: Scheduler) -> None:
+    """Also where the run's last step ends the window, and in portions where there is much of it."""
+    sched.create(RunConfig(eta=5, batch_size=1, buffer_slots=3, total_steps=2))
+    claims = sched.reserve("w", 0, 6).reservations
+    for claim in claims[:2]:
+        sched.complete(claim, trajectory())
+    assert len(sched.renew("w").cancelled) == 4
+    with Scheduler(sched.url, "large") as large:
+        large.create(RunConfig(eta=0, batch_size=1, buffer_slots=200))
+        held = large.reserve("w", 0, 200).reservations
+        large.complete(held[0], trajectory())
+        for _ in range(13):
+            large.renew("w")
+        assert large.status().inflight == 0
+        assert large.verify() == []

@@ -177,3 +177,15 @@ def test_settings_may_be_long(sched: Scheduler) -> None:
     settings = {"data.template": "é" * 100_000}
     assert sched.create(RunConfig(eta=1, batch_size=2), settings=settings)
     assert sched.settings() == settings
+
+
+def test_reasons_of_every_kind(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=8, on_drop="discard", max_attempts=100))
+    for reason in ("", "\0x", " ", "two words", "b\udcff", "x" * 5_000_000):
+        claim = sched.reserve("w", 0, 1).reservations[0]
+        sched.drop(claim.group, reason)
+        assert [told.group for told in sched.renew("w").cancelled] == [claim.group]
+        claim = sched.reserve("w", 0, 1).reservations[0]
+        sched.fail(claim, reason)
+        assert len(sched.status().workers[0].error) <= 2000
+    assert sched.verify() == []

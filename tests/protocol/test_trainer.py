@@ -243,3 +243,19 @@ def test_a_sender_is_told_to_workers_until_another_trainer_takes_over(sched: Sch
     sched.announce_sender("", "t1")
     assert sched.pin("w0").sender == ""
     assert sched.verify() == []
+
+
+def test_the_stuck_timeout_drops_all_that_was_there(sched: Scheduler) -> None:
+    import time
+
+    sched.create(RunConfig(eta=0, batch_size=40, stuck_timeout_s=0.2, on_drop="discard"))
+    sched.reserve("w", 0, 40)
+    sched.take("t1")
+    time.sleep(0.3)
+    assert sched.take("t2") is None  # which begins to wait only now
+    assert sched.status().ledger.in_slots == 40
+    time.sleep(0.3)
+    for _ in range(4):
+        sched.take("t2")
+    assert sched.status().ledger.discarded == 40
+    assert sched.verify() == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,17 @@ from roq.errors import ConfigError, StoreFailed, WeightsError
 from roq.trajectory import Response
 from roq.weights import ObjectStore
 from roq_worker.engine import Engine
+from tests.workers.engine_support import (
+    PROMPT,
+    Models,
+    Within,
+    collect,
+    largest_difference,
+    reference,
+    swap_midway,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
-
-PROMPT = [46, 48, 19, 3, 4, 12, 5, 16] * 5  # longer than a block, so that prefixes are cached
-Models = Callable[..., Path]
-Within = Callable[[Any], Any]
 
 
 @pytest.fixture(scope="module")
@@ -42,33 +47,6 @@ def at_version_0(request: pytest.FixtureRequest, models: Models, run: Within) ->
         run(engine.swap(str(models(seed=0)), engine.version + 1))
 
 
-async def collect(engine: Engine, prompt: Sequence[int], seed: int, max_tokens: int = 120) -> Response:
-    """A whole response as the worker would put it together."""
-    draft = Response()
-    async for delta in engine.generate(prompt, max_tokens=max_tokens, seed=seed):
-        draft.extend(delta.response)
-    return draft
-
-
-def reference(
-    folder: Path, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 0.8
-) -> list[float]:
-    """Log-probs [T] of ``tokens`` after ``prompt``, from Hugging Face in fp32."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.inference_mode():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        ids = torch.tensor([[*prompt, *tokens]])
-        logits = model(ids).logits[0, len(prompt) - 1 : -1] / temperature
-        logprobs = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])
-    return logprobs[:, 0].tolist()
-
-
-def largest_difference(a: Sequence[float], b: Sequence[float]) -> float:
-    return max(abs(x - y) for x, y in zip(a, b, strict=True))
-
-
 def test_logprobs_equal_hugging_face(engine: Engine, models: Models, run: Within) -> None:
     draft = run(collect(engine, PROMPT, seed=1))
     expected = reference(models(seed=0), PROMPT, draft.tokens)
@@ -85,24 +63,6 @@ def test_seeds_decide_whatever_runs_beside(engine: Engine, run: Within) -> None:
     assert together[0].tokens == alone.tokens == together[3].tokens
     assert largest_difference(together[0].logprobs, alone.logprobs) < 1e-4
     assert together[1].tokens != alone.tokens
-
-
-async def swap_midway(
-    engine: Engine, folder: Path, version: int, count: int, after: int, sender: str = ""
-) -> list[Response]:
-    """``count`` responses of 400 tokens, with other weights loaded once ``after`` tokens of one are out."""
-    drafts = [Response() for _ in range(count)]
-    swapped: list[asyncio.Task[float]] = []
-
-    async def one(draft: Response, seed: int) -> None:
-        async for delta in engine.generate(PROMPT, max_tokens=400, seed=seed):
-            draft.extend(delta.response)
-            if len(draft.tokens) >= after and not swapped:
-                swapped.append(asyncio.create_task(engine.swap(str(folder), version, sender)))
-
-    await asyncio.gather(*(one(draft, 100 + seed) for seed, draft in enumerate(drafts)))
-    await swapped[0]
-    return drafts
 
 
 def test_swap_under_requests_in_flight(engine: Engine, models: Models, run: Within) -> None:

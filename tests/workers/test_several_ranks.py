@@ -15,8 +15,8 @@ import pytest
 from roq.config import Rollout
 from roq_worker.engine import Engine
 from tests.conftest import environment
-from tests.workers.test_engine import PROMPT, largest_difference, reference, swap_midway
-from tests.workers.test_transfer import Process, breaking_sender, holds
+from tests.workers.engine_support import PROMPT, largest_difference, reference, swap_midway
+from tests.workers.sender_support import Process, breaking_sender, holds
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
