@@ -1,19 +1,24 @@
-"""A run's history: its events, read from Redis or from an archive, followed, replayed and audited.
+"""A run's history: read its events from Redis or from an archive, follow, replay and audit them.
 
-How many prompts of an archived run went where, and how long its trainer waited for each batch::
+An archive, written by ``roq events --archive``, is enough to see how long the trainer waited for a batch
+and what became of every prompt:
 
-    from roq.events import Batch, Replay, read_archive
+>>> from collections import Counter
+>>> from roq.events import Batch, Replay, audit_events, read_archive
+>>> class Waits(Replay):
+...     def on_taken(self, batch: Batch) -> None:
+...         if batch.wait_s > 3:
+...             print(f"step {batch.number}: waited {batch.wait_s:.1f} s for {batch.tokens} tokens")
+>>> replay = Waits()
+>>> for event in read_archive("events.jsonl.gz"):
+...     replay.apply(event)
+step 1: waited 25.7 s for 991 tokens
+>>> Counter(replay.prompts.values())
+Counter({'trained': 768})
+>>> audit_events(read_archive("events.jsonl.gz"), eta=1).problems
+[]
 
-    class Waits(Replay):
-        def on_taken(self, batch: Batch) -> None:
-            print(f"batch {batch.version}: {batch.wait_s:.1f} s, {batch.tokens} tokens")
-
-    replay = Waits()
-    for event in read_archive("events.jsonl"):
-        replay.apply(event)
-    print(Counter(replay.prompts.values()))
-
-``read_events(scheduler)`` and ``follow(scheduler)`` yield the events of a run in Redis.
+``read_events(scheduler)`` and ``follow(scheduler)`` read a run in Redis instead.
 """
 
 from __future__ import annotations

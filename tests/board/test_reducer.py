@@ -13,6 +13,7 @@ from roq import Refused, RunConfig, RunEnded, Scheduler
 from roq.board.feed import config_of
 from roq.board.picture import picture
 from roq.client.operations import Call
+from roq.events.fields import EVENTS
 from roq.events.follow import read_events
 from roq.protocol.functions import VERIFY
 from roq.protocol.invariants import Snapshot
@@ -215,6 +216,15 @@ def test_the_reducer_agrees_with_the_server(server: Server, page: Page, config: 
             assert from_middle == expected, f"seed {seed}, from the middle"
             assert sched.verify() == []
     assert {"reserve", "complete", "occupy", "take", "publish", "release", "worker_left"} <= seen
+
+
+def test_every_event_has_its_code_and_its_words(page: Page) -> None:
+    for module, table in (("state", "handlers"), ("words", "sentences")):
+        names = page.evaluate(
+            "async ([module, table]) => Object.keys((await import(`/static/${module}.js`))[table])",
+            [module, table],
+        )
+        assert set(names) == set(EVENTS), module
 
 
 def test_an_unknown_event_changes_nothing(page: Page) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from roq import RunConfig, Scheduler
+from roq.events.fields import EVENTS
 from roq.events.follow import read_events
 from roq.events.replay import Replay
 from tests.protocol.play import Named, expire, trajectory
@@ -31,6 +32,10 @@ def check(sched: Scheduler, replay: Replay) -> None:
     assert (replay.version, replay.training) == (status.version, status.training)
     assert replay.workers == {worker.worker: worker.claims for worker in status.workers}
     assert (replay.paused, replay.ended) == (status.paused, status.ended)
+
+
+def test_every_event_is_handled() -> None:
+    assert Replay.HANDLERS.keys() == set(EVENTS)
 
 
 def test_a_run_with_everything_in_it(sched: Scheduler) -> None:

@@ -86,7 +86,9 @@ export function apply(state, event) {
   return state;
 }
 
-const handlers = {
+// What each event does. A test holds the names to those that the library declares.
+export const handlers = {
+  created() {},
   gap(state) {
     state.partial = true;
   },
@@ -148,6 +150,7 @@ const handlers = {
   },
   release: reopen,
   expired: reopen,
+  cancelled() {}, // the event after it says what the group has become
 
   occupy(state, event) {
     const number = Number(event.group);

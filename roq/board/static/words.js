@@ -46,7 +46,7 @@ function movesText({ moves }) {
   return `; ${shown}${said.length > 4 ? ` and ${said.length - 4} more` : ""}`;
 }
 
-const sentences = {
+export const sentences = {
   created: () => "the run is created",
   worker_joined: (e) => `worker ${e.worker} joins`,
   worker_left: (e) => `worker ${e.worker} leaves`,
