@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import roq
 from roq import AsyncScheduler, Scheduler
 from roq.admin.importable import STATE
+from roq.client.lanes import LANES
 from roq.client.operations import Operations
+from roq.client.operations.commands import REASON_CHARACTERS
+from roq.client.operations.trainer import METRICS_BYTES
 from roq.errors import CODES, Refused
 from roq.protocol import functions, keys
 from roq.types import RefusalReason
@@ -89,6 +91,19 @@ def test_error_codes() -> None:
     assert {cls.code for cls in Refused.__subclasses__()} == CODES.keys()
 
 
+def number(file: str, name: str) -> int:
+    found = re.search(rf"^local {name} = (\d+)", (LUA / file).read_text(), re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+def test_limits_that_client_and_library_share() -> None:
+    # the client uses half of its lanes for single calls and half for a batch of calls
+    assert number("lib/replies.lua", "LANES") == 2 * LANES
+    assert number("functions/publish.lua", "MOST_METRICS") == METRICS_BYTES
+    assert number("lib/arguments.lua", "MOST_TEXT") >= 4 * REASON_CHARACTERS  # in UTF-8
+
+
 def test_keys() -> None:
     listed = re.search(r"M\.names = \{(.*?)\n\}", (LUA / "lib/context.lua").read_text(), re.DOTALL)
     assert listed
@@ -126,11 +141,6 @@ def test_a_transition_has_one_name_from_the_lua_to_the_test(name: str) -> None:
     folders = (Path(__file__).parent, Path(__file__).parents[1] / "client")
     tests = [path.read_text() for folder in folders for path in folder.glob("test_*.py")]
     assert any(f".{name}(" in text for text in tests)
-
-
-def test_public_names_exist() -> None:
-    for name in roq.__all__:
-        assert hasattr(roq, name)
 
 
 def test_lua_functions_stay_small() -> None:

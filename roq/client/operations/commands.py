@@ -19,6 +19,7 @@ from roq.protocol.keys import keys_of
 __all__ = [
     "FETCH",
     "PAGE",
+    "REASON_CHARACTERS",
     "Call",
     "Command",
     "Left",
@@ -36,7 +37,7 @@ T = TypeVar("T")
 
 FETCH = 128  # records or payloads read with one command
 PAGE = 1000  # events or dead letters read with one command
-_REASON = 2000  # characters of a reason or an error
+REASON_CHARACTERS = 2000  # characters of a reason or an error
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -127,7 +128,7 @@ def as_text(value: object) -> str:
 
 def reason_text(text: str) -> str:
     """A reason as it is kept: short, and text that can be encoded."""
-    return text[:_REASON].encode(errors="replace").decode() or "no reason given"
+    return text[:REASON_CHARACTERS].encode(errors="replace").decode() or "no reason given"
 
 
 def pairs(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:

@@ -13,9 +13,9 @@ from roq.protocol.records import GroupRecord
 from roq.trajectory import Trajectory
 from roq.types import Batch, BatchGroup, BatchMember, WeightsRef
 
-__all__ = ["TrainerOperations"]
+__all__ = ["METRICS_BYTES", "TrainerOperations"]
 
-_METRICS = 4 << 10  # bytes of a step's figures, as in lua/functions/publish.lua
+METRICS_BYTES = 4 << 10  # bytes of a step's figures, the limit of lua/functions/publish.lua
 _LOCATION = 4096  # characters of where weights are
 
 
@@ -83,7 +83,7 @@ class TrainerOperations(Steps):
     def publish(
         self, version: int, weights: str, trainer: str, metrics: Mapping[str, float] | None
     ) -> Operation[None]:
-        figures = "" if metrics is None else as_json("metrics", metrics, _METRICS)
+        figures = "" if metrics is None else as_json("metrics", metrics, METRICS_BYTES)
         if len(weights) > _LOCATION or "\0" in weights:
             raise Invalid(f"weights = {weights[:80]!r} must be at most {_LOCATION} characters without NUL")
         yield from self._ask(f.PUBLISH, dict, trainer, version, weights, figures)
