@@ -43,6 +43,11 @@ RefusalReason = Literal[
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     """A claim on one trajectory of one group, held until its worker's lease runs out.
 
+    Life: handed out by ``reserve``; kept by ``renew``, which extends the lease of everything that a worker
+    holds; ended by ``complete``, ``release`` or ``fail``. When the lease runs out or the group leaves,
+    the claim is fenced: every later call with it raises ``Fenced``, and its work is issued to another worker
+    if it is still needed.
+
     Attributes:
         group: the group's number, unique in the run.
         member: which of the group's candidates, from 1; 0 is the group's post-processing (``judge``).
@@ -69,6 +74,9 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to ``reserve``.
+
+    Life: asked for with the engine's free capacity; the caller generates for each reservation, then completes
+    or releases it. When ``refused`` is set, ``wait(signal)`` sleeps until asking again can help.
 
     Attributes:
         reservations: the claims handed out, possibly fewer than asked for.
@@ -188,6 +196,10 @@ class BatchGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """The groups for the update ``version → version + 1``, in slot order.
+
+    Life: ``take`` turns a READY buffer into a batch, and returns the same one until its update is published.
+    Its data stays on the server until ``checkpointed`` names a later version, so that a trainer restored from
+    an older checkpoint can take it again.
 
     ``replay`` is true when the update was published before and is trained again after a restart.
     """

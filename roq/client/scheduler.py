@@ -40,15 +40,28 @@ __all__ = ["Scheduler"]
 class Scheduler:
     """A run on a Redis server. Safe to share between threads.
 
-    Lost connections are retried with back-off for ``retry_s`` seconds (None: for ever); a retried call
+    A worker reserves trajectories and completes them; the trainer takes a full batch and publishes the
+    weights trained on it::
+
+        sched = Scheduler("redis://localhost", "demo")
+        sched.create(RunConfig(eta=1, batch_size=2))
+        grant = sched.reserve("worker-1", version=0, limit=2)
+        for claim in grant.reservations:
+            # generate from prompt number claim.ordinal, then score the response
+            spans = [(grant.version, 2)]  # both tokens were sampled by these weights
+            sched.complete(claim, Trajectory([1, 2], [7, 9], [-0.1, -0.3], spans, reward=1.0))
+        batch = sched.take("trainer-1")  # None until a batch is READY
+        sched.publish(batch.version + 1, "weights/v1", "trainer-1")
+
+    Lost connections are retried with back-off for ``retry_s`` seconds (None: forever); a retried call
     has one effect. :class:`AsyncScheduler` has the same methods, awaited.
 
     Args:
         url: ``redis://``, ``rediss://`` or ``unix:///path/to.sock``; ``redis+sentinel://`` and
             ``redis+cluster://`` (docs/deploy.md).
         run: the run's name.
-        retry_s: how long to wait for a server that is away.
-        stop: set, it ends such a wait at once.
+        retry_s: how long to wait for an unreachable server.
+        stop: ends such a wait at once when set.
 
     Attributes:
         url, run: as given.
@@ -56,7 +69,7 @@ class Scheduler:
 
     Raises:
         ConfigError: the URL cannot be understood.
-        ServerUnavailable: (any call) the server stayed away for ``retry_s``.
+        ServerUnavailable: (any call) the server was unreachable for ``retry_s``.
         UnsuitableServer: (any call) the server is too old, or its library newer than this client.
         UnknownRun: (any call but ``create``) the run was not created.
     """
