@@ -13,6 +13,7 @@ Free of numpy, so that the core installs without it. ``torch.frombuffer(t.tokens
 from __future__ import annotations
 
 import math
+import struct
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -56,11 +57,17 @@ class Column(_Array[T]):
             InvalidTrajectory: a value is of another type, or not legal.
         """
         try:
-            column = super().__new__(cls, cls.dtype, values)
-        except (TypeError, OverflowError, ValueError) as error:
+            data = values if isinstance(values, array) else cls._pack(values)
+            column = super().__new__(cls, cls.dtype, data)
+        except (TypeError, OverflowError, ValueError, struct.error) as error:
             raise InvalidTrajectory(f"{cls.__name__} do not fit the type {cls.dtype!r}: {error}") from None
         column.check()
         return column
+
+    @classmethod
+    def _pack(cls, values: Iterable[T]) -> bytes:
+        items = tuple(values)
+        return struct.pack(f"{len(items)}{cls.dtype}", *items)  # twice as fast as array is
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Self:

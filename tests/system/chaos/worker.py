@@ -23,26 +23,13 @@ class Draft:
 
     def __init__(self, claim: Reservation) -> None:
         self.claim = claim
-        kept = claim.prefix or Response()
-        self.tokens, self.logprobs, self.segments = (
-            list(kept.tokens),
-            list(kept.logprobs),
-            list(kept.segments),
-        )
+        self.response = claim.prefix or Response()
 
     def grow(self, version: int, count: int) -> None:
         """``count`` more tokens from weights ``version``."""
-        start = len(self.tokens)
-        self.tokens += [self.claim.ordinal * 100 + i for i in range(start, start + count)]
-        self.logprobs += [-0.25] * count
-        if self.segments and self.segments[-1][0] == version:
-            self.segments[-1] = (version, self.segments[-1][1] + count)
-        else:
-            self.segments.append((version, count))
-
-    @property
-    def prefix(self) -> Response:
-        return Response(self.tokens, self.logprobs, self.segments)
+        start = len(self.response)
+        tokens = [self.claim.ordinal * 100 + i for i in range(start, start + count)]
+        self.response.extend(Response(tokens, [-0.25] * count, [(version, count)]))
 
 
 def show_tasks() -> None:
@@ -87,13 +74,11 @@ async def main(url: str, run: str, seed: int) -> None:
                 await asyncio.sleep(dice.lognormvariate(0, 1.0) * MEAN_S / 6)
                 draft.grow(max(version, claim.v_traj), dice.randint(1, 12))
                 if part == 1 and dice.random() < 0.3:
-                    await sched.save_prefix(claim, draft.prefix)
+                    await sched.save_prefix(claim, draft.response)
             if dice.random() < 0.01:
                 await sched.fail(claim, "the dice said so")
             else:
-                payload = Trajectory(
-                    [claim.ordinal], draft.tokens, draft.logprobs, draft.segments, dice.random()
-                )
+                payload = Trajectory([claim.ordinal], **vars(draft.response), reward=dice.random())
                 done = await sched.complete(claim, payload)
                 if done.judgement is not None:
                     start(done.judgement)
@@ -139,7 +124,7 @@ async def main(url: str, run: str, seed: int) -> None:
     await asyncio.gather(*(task for _, task in held.values()), return_exceptions=True)
     for draft, _ in list(held.values()):
         with suppress(Fenced):
-            await sched.release(draft.claim, draft.prefix if draft.tokens else None)
+            await sched.release(draft.claim, draft.response or None)
     await sched.leave(worker)
 
 
