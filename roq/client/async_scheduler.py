@@ -181,6 +181,10 @@ class AsyncScheduler:
     async def trajectories(self, groups: Sequence[BatchGroup]) -> list[list[Trajectory]]:
         return await self._driver.run(self._operations.trajectories(groups))
 
+    async def encoded_trajectories(self, groups: Sequence[BatchGroup]) -> list[bytes]:
+        """As :meth:`Scheduler.encoded_trajectories`."""
+        return await self._driver.run(self._operations.encoded_trajectories(groups))
+
     async def publish(
         self, version: int, weights: str, trainer: str, metrics: Mapping[str, float] | None = None
     ) -> None:

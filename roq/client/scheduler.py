@@ -381,6 +381,10 @@ class Scheduler:
         """
         return self._driver.run(self._operations.trajectories(groups))
 
+    def encoded_trajectories(self, groups: Sequence[BatchGroup]) -> list[bytes]:
+        """As :meth:`trajectories`, in one list and as they were sent, for :meth:`roq.Trajectory.decode`."""
+        return self._driver.run(self._operations.encoded_trajectories(groups))
+
     def publish(
         self, version: int, weights: str, trainer: str, metrics: Mapping[str, float] | None = None
     ) -> None:

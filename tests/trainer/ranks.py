@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -34,9 +35,9 @@ class Payloads:
         self.by_group = payloads
         self.asked: list[int] = []
 
-    def trajectories(self, groups: list[BatchGroup]) -> list[list[data.Trajectory]]:
+    def encoded_trajectories(self, groups: Sequence[BatchGroup]) -> list[bytes]:
         self.asked += [group.group for group in groups]
-        return [self.by_group[group.group] for group in groups]
+        return [trajectory.encode() for group in groups for trajectory in self.by_group[group.group]]
 
 
 def cut(batch: Batch, payloads: list[list[data.Trajectory]], training: Training) -> list[data.MicroBatch]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice, pairwise
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
 from roq.errors import SequenceTooLong
 from roq.trajectory import Trajectory
@@ -23,7 +25,7 @@ __all__ = ["MicroBatch", "Sample", "deal", "fetch", "micro_batches", "micro_coun
 
 
 class _Payloads(Protocol):
-    def trajectories(self, groups: Sequence[BatchGroup]) -> list[list[Trajectory]]: ...
+    def encoded_trajectories(self, groups: Sequence[BatchGroup]) -> list[bytes]: ...
 
 
 @dataclass
@@ -87,27 +89,22 @@ def fetch(source: _Payloads | None, groups: Sequence[BatchGroup]) -> list[list[T
     Raises:
         RoqError: what the scheduler raises, on the fetching rank.
     """
-    if source is not None and model_parallel_group() is None:
-        return source.trajectories(groups)
-    blob = b""
-    if source is not None:
-        encoded = [t.encode() for members in source.trajectories(groups) for t in members]
-        header = array("q", [len(data) for data in encoded])
-        blob = header.tobytes() + b"".join(encoded)
-    blob = broadcast_bytes(blob, model_parallel_group())
-    counts = [len(group.members) for group in groups]
-    total = sum(counts)
-    lengths = array("q", blob[: 8 * total])
-    out: list[list[Trajectory]] = []
-    at, index = 8 * total, 0
-    for count in counts:
-        members: list[Trajectory] = []
-        for length in lengths[index : index + count]:
-            members.append(Trajectory.decode(blob[at : at + length]))
-            at += length
-        index += count
-        out.append(members)
-    return out
+    encoded: Sequence[bytes | memoryview] = [] if source is None else source.encoded_trajectories(groups)
+    group = model_parallel_group()
+    if group is not None:
+        encoded = _broadcast_all(encoded, sum(len(group.members) for group in groups), group)
+    trajectories = map(Trajectory.decode, encoded)
+    return [list(islice(trajectories, len(group.members))) for group in groups]
+
+
+def _broadcast_all(
+    items: Sequence[bytes | memoryview], count: int, group: dist.ProcessGroup
+) -> list[memoryview]:
+    """The ``count`` items of the group's first rank, on every rank of it."""
+    header = array("q", map(len, items))
+    data = broadcast_bytes(bytearray().join((header.tobytes(), *items)), group)
+    ends = list(accumulate(data[: 8 * count].cast("q"), initial=8 * count))
+    return [data[start:end] for start, end in pairwise(ends)]
 
 
 def micro_batches(
@@ -150,8 +147,8 @@ def _collate(samples: Sequence[Sample], version: int, device: torch.device | str
         samples, real = [Sample(0, filler, 0.0)], 0.0
     else:
         real = 1.0
-    rows = [torch.tensor(s.trajectory.prompt + s.trajectory.tokens, dtype=torch.int64) for s in samples]
-    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # [b, s]; 0 is as good as any token
+    rows = [_ints(s.trajectory.prompt + s.trajectory.tokens) for s in samples]
+    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).long()  # [b, s]; pads with token 0
     width = tokens.shape[1]
     select, targets, engine, advantage, current = [], [], [], [], []
     for row, sample in enumerate(samples):
@@ -159,8 +156,8 @@ def _collate(samples: Sequence[Sample], version: int, device: torch.device | str
         # The logits at the last prompt token predict the first response token.
         first = row * width + len(t.prompt) - 1
         select.append(torch.arange(first, first + len(t.tokens)))
-        targets.append(torch.tensor(t.tokens, dtype=torch.int64))
-        engine.append(torch.tensor(t.logprobs, dtype=torch.float32))
+        targets.append(_ints(t.tokens))
+        engine.append(torch.frombuffer(t.logprobs, dtype=torch.float32))
         advantage.append(torch.full((len(t.tokens),), sample.advantage, dtype=torch.float32))
         current += [torch.full((n,), float(v == version)) for v, n in t.segments]
     picked = torch.cat(select)
@@ -168,9 +165,13 @@ def _collate(samples: Sequence[Sample], version: int, device: torch.device | str
         tokens=tokens.to(device),
         positions=torch.arange(width).expand_as(tokens).contiguous().to(device),
         select=picked.to(device),
-        targets=torch.cat(targets).to(device),
+        targets=torch.cat(targets).long().to(device),
         engine_logp=torch.cat(engine).to(device),
         advantage=torch.cat(advantage).to(device),
         valid=torch.full(picked.shape, real, dtype=torch.float32, device=device),
         current=torch.cat(current).to(device),
     )
+
+
+def _ints(ids: array[int]) -> torch.Tensor:
+    return torch.frombuffer(ids, dtype=torch.int32)

@@ -105,22 +105,22 @@ def leads_replica() -> bool:
     return group is None or dist.get_group_rank(group, dist.get_rank()) == 0
 
 
-def broadcast_bytes(data: bytes, group: dist.ProcessGroup | None = None) -> bytes:
+def broadcast_bytes(data: bytearray, group: dist.ProcessGroup | None = None) -> memoryview:
     """``data`` of the group's first rank, on every rank of it (the world's without a group)."""
     group = group or dist.group.WORLD
     assert group is not None
     if dist.get_world_size(group) == 1:
-        return data
+        return memoryview(data)
     root = dist.get_global_rank(group, 0)
     length = torch.tensor([len(data)], dtype=torch.int64, device=device())
     dist.broadcast(length, root, group=group)
     size = int(length.item())
     if dist.get_rank() == root:
-        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device())
+        buffer = torch.frombuffer(data, dtype=torch.uint8).to(device())
     else:
         buffer = torch.empty(size, dtype=torch.uint8, device=device())
     dist.broadcast(buffer, root, group=group)
-    return buffer.cpu().numpy().tobytes()
+    return buffer.cpu().numpy().data
 
 
 def lead(action: Callable[[], T], kind: Any = None) -> T:
@@ -133,16 +133,16 @@ def lead(action: Callable[[], T], kind: Any = None) -> T:
         PeerFailed: on the other ranks, when the action failed on rank 0.
     """
     if dist.get_rank() != 0:
-        reply = broadcast_bytes(b"")
+        reply = bytes(broadcast_bytes(bytearray()))
         if reply[:1] == b"!":
             raise PeerFailed(f"rank 0 failed: {reply[1:].decode()}")
         return msgspec.msgpack.decode(reply[1:], type=kind)
     try:
         result = action()
     except Exception as error:
-        broadcast_bytes(b"!" + str(error).encode())
+        broadcast_bytes(bytearray(b"!" + str(error).encode()))
         raise
-    broadcast_bytes(b"=" + msgspec.msgpack.encode(result))
+    broadcast_bytes(bytearray(b"=" + msgspec.msgpack.encode(result)))
     return result
 
 

@@ -63,9 +63,12 @@ class TrainerOperations(Steps):
         return Batch(version=reply.version, groups=groups, replay=reply.replay)
 
     def trajectories(self, groups: Sequence[BatchGroup]) -> Operation[list[list[Trajectory]]]:
-        names = [f"{g.group}.{m.member}" for g in groups for m in g.members]
-        found = iter((yield from self._fetch("payloads", names)))
+        found = iter((yield from self.encoded_trajectories(groups)))
         return [[Trajectory.decode(next(found)) for _ in group.members] for group in groups]
+
+    def encoded_trajectories(self, groups: Sequence[BatchGroup]) -> Operation[list[bytes]]:
+        names = [f"{g.group}.{m.member}" for g in groups for m in g.members]
+        return (yield from self._fetch("payloads", names))
 
     def _fetch(self, key: str, names: Sequence[str]) -> Operation[list[bytes]]:
         """What a taken batch has under ``names``, in portions."""
