@@ -20,7 +20,7 @@ from roq.events.fields import is_id
 from roq.events.follow import follow, read_events
 from roq.events.history import GroupHistory, MemberHistory, groups_of
 from roq.events.replay import Replay
-from roq.observe.display import event_text
+from roq.observe.words import event_text
 from roq.text import clock
 
 __all__ = ["COMMANDS"]

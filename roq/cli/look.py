@@ -10,16 +10,21 @@ import msgspec
 from roq.cli.common import Target, as_json, echo_json, needs_extra, table, target
 from roq.config import RunConfig
 from roq.events.event import Event
-from roq.observe.display import (
-    EMPTY,
-    OCCUPIED,
-    RESERVED,
+from roq.observe.words import (
+    LEGEND,
+    SLOT_COLUMNS,
+    heartbeat,
     heartbeat_age,
-    last_step_text,
+    published_text,
+    run_state,
+    slot_cells,
     slot_row,
+    slot_signs,
+    step_of,
     tokens_per_s,
     trainer_text,
     worker_doing,
+    worker_error,
     worker_figure,
     worker_info,
     worker_version,
@@ -44,17 +49,16 @@ def status(target: Target, json_: bool) -> None:
     if json_:
         echo_json(_status_json(picture, config, step))
         return
-    state = "ended" if picture.ended else "paused" if picture.paused else "running"
-    total = f" of {config.total_steps}" if config.total_steps else ""
     first, last = picture.frontier, picture.window_end
     window = f", buffer {first} open" if first == last else f", buffers {first} to {last} open"
     if picture.ended or picture.window_end < picture.frontier:
         window = ""
-    click.echo(f"run {picture.run}: {state}, step {picture.version}{total}, η = {config.eta}{window}")
+    at = f"{run_state(picture)}, {step_of(picture.version, config)}"
+    click.echo(f"run {picture.run}: {at}, η = {config.eta}{window}")
     seen = "" if picture.trainer_seen_s is None else f", seen {clock(picture.trainer_seen_s)} ago"
     click.echo(f"trainer: {trainer_text(picture)}{seen}")
     if step is not None:
-        click.echo(f"last step: {last_step_text(step)}")
+        click.echo(f"last step: {published_text(step)}")
     live = sum(worker.lease_left_s > 0 for worker in picture.workers)
     speed = tokens_per_s(picture.workers)
     click.echo(f"workers: {live} live, generating {speed:,.0f} tokens/s")
@@ -109,36 +113,26 @@ def buffers(target: Target, long_: bool, json_: bool) -> None:
         echo_json([msgspec.structs.asdict(b) | {"slots": own[b.buffer]} for b in picture.buffers])
         return
     if long_:
-        rows = [
-            (f"{s.buffer}.{s.slot}", s.state, s.group, s.ordinal, s.v_traj, clock(s.age_s), *_members(s))
-            for s in slots
-        ]
-        about_members = ("done", "running", "to issue", "held by")
-        table(("slot", "state", "group", "prompt", "v_traj", "age", *about_members), rows, "<<>>>>>>><")
+        rows = [(slot.state, *slot_cells(slot)) for slot in slots]
+        table(("state", *SLOT_COLUMNS), rows, "<<>>>>>>><")
         return
     if picture.ended:
         click.echo("the run has ended; no buffer is open")
         return
     for buffer in picture.buffers:
-        _buffer(buffer, [slot for slot in slots if slot.buffer == buffer.buffer])
-    click.echo(f"{OCCUPIED} Occupied  {RESERVED} Reserved  {EMPTY} Empty, and the group's number")
-
-
-def _members(slot: SlotStatus) -> tuple[object, ...]:
-    return slot.done, slot.running, slot.pending, ", ".join(slot.workers)
+        _buffer(buffer, slots)
+    click.echo(f"{LEGEND}, and the group's number")
 
 
 def _buffer(buffer: BufferStatus, slots: Sequence[SlotStatus]) -> None:
     total = buffer.occupied + buffer.reserved + buffer.empty
     counts = f"{buffer.occupied} occupied, {buffer.reserved} reserved, {buffer.empty} empty"
     click.echo(f"buffer {buffer.buffer}  {buffer.state}  {counts}  {slot_row(buffer)}")
-    filled = {slot.slot: slot for slot in slots}
     wide, widest = len(str(total)), max((len(str(slot.group)) for slot in slots), default=1)
-    cells: list[str] = []
-    for number in range(1, total + 1):
-        slot = filled.get(number)
-        sign = EMPTY if slot is None else RESERVED if slot.state == "reserved" else OCCUPIED
-        cells.append(f"{number:>{wide}} {sign} {'' if slot is None else slot.group:<{widest}}")
+    cells = [
+        f"{number:>{wide}} {sign} {'' if slot is None else slot.group:<{widest}}"
+        for number, (sign, slot) in enumerate(slot_signs(buffer, slots), 1)
+    ]
     for start in range(0, total, CELLS):
         click.echo("   " + "   ".join(cells[start : start + CELLS]).rstrip())
     click.echo()
@@ -170,14 +164,10 @@ def _workers(picture: Status, config: RunConfig) -> None:
     sent = any(worker_figure(worker, "received") not in ("-", "0") for worker in picture.workers)
     rows: list[tuple[object, ...]] = []
     for worker in picture.workers:
-        error = ""
-        if worker.error:
-            error = f"{worker.error.splitlines()[0][:80]} ({clock(worker.error_age_s or 0.0)} ago)"
-        heartbeat = f"{clock(heartbeat_age(worker, config))} ago" if worker.lease_left_s > 0 else "expired"
         speed, done = worker_figure(worker, "tokens_per_s"), worker_figure(worker, "completed")
-        row = (worker.worker, worker_version(worker), worker.claims, speed, done, heartbeat)
+        row = (worker.worker, worker_version(worker), worker.claims, speed, done, heartbeat(worker, config))
         received = (f"{worker_figure(worker, 'received')}/{worker_figure(worker, 'swaps')}",) if sent else ()
-        rows.append((*row, clock(worker.since_s), *received, worker_doing(worker), error))
+        rows.append((*row, clock(worker.since_s), *received, worker_doing(worker), worker_error(worker)))
     header = ("worker", "version", "in flight", "tokens/s", "done", "heartbeat", "up")
     header += (("received",) if sent else ()) + ("does", "last error")
     table(header, rows, "<>>>>>>" + ">" * sent + "<<")

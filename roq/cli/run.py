@@ -16,7 +16,7 @@ from roq.errors import ConfigError
 from roq.job.checks import check_job
 from roq.job.prompts import load_prompts
 from roq.job.stored import create_run
-from roq.observe.live import make_display
+from roq.observe.display import Display
 from roq.observe.summary import summary_lines
 from roq.run.up import down as stop_everything
 from roq.run.up import up as run_up
@@ -38,7 +38,7 @@ def up(config: Path, json_: bool) -> None:
     for handler in [handler for handler in log.handlers if isinstance(handler, EchoLog)]:
         log.removeHandler(handler)  # the display tells it in its own way
     log.addHandler(logging.NullHandler())
-    display = make_display(sys.stderr if json_ else sys.stdout)
+    display = Display(sys.stderr if json_ else sys.stdout)
     try:
         summary, stopped_by = run_up(config, display)
     finally:

@@ -22,20 +22,22 @@ from roq.client.async_scheduler import AsyncScheduler
 from roq.config import RunConfig
 from roq.errors import RoqError
 from roq.events.event import BEGINNING, Event
-from roq.observe.display import (
-    EMPTY,
-    OCCUPIED,
-    RESERVED,
+from roq.observe.words import (
+    SLOT_COLUMNS,
     event_text,
-    heartbeat_age,
-    last_step_text,
+    heartbeat,
+    published_text,
+    run_state,
+    slot_cells,
+    slot_signs,
+    step_of,
     tokens_per_s,
     trainer_text,
     worker_doing,
+    worker_error,
     worker_figure,
     worker_version,
 )
-from roq.text import clock
 from roq.types import SlotStatus, Status
 
 __all__ = ["Watch"]
@@ -122,7 +124,7 @@ class Watch(App[None]):
         """Begin to look."""
         columns = {
             "workers": ("worker", "version", "in flight", "tokens/s", "heartbeat", "does", "last error"),
-            "groups": ("slot", "group", "prompt", "v_traj", "age", "done", "running", "to issue", "held by"),
+            "groups": SLOT_COLUMNS,
         }
         for name, titles in columns.items():
             self.query_one(f"#{name}", DataTable).add_columns(*titles)
@@ -158,43 +160,36 @@ class Watch(App[None]):
                 worker_version(worker),
                 str(worker.claims),
                 worker_figure(worker, "tokens_per_s"),
-                clock(heartbeat_age(worker, self.run_config)) if worker.lease_left_s > 0 else "expired",
+                heartbeat(worker, self.run_config),
                 worker_doing(worker),
-                worker.error.splitlines()[0][:60] if worker.error else "",
+                worker_error(worker),
             )
             for worker in status.workers
         }
         self._fill("workers", rows)
         waiting = [slot for slot in slots if slot.state == "reserved"]
-        self._fill("groups", {str(slot.group): _group_row(slot) for slot in waiting})
+        self._fill("groups", {str(slot.group): slot_cells(slot) for slot in waiting})
         await self._tell_events()
 
     def _head(self, status: Status, step: Event | None) -> Text:
-        state = "ended" if status.ended else "paused" if status.paused else "running"
-        total = f" of {self.run_config.total_steps}" if self.run_config.total_steps else ""
         text = Text.assemble(
             (f"run {self.run_name}", "bold"), "  ",
-            (state, "bold yellow" if status.paused else "bold green"),
-            f"  step {status.version}{total}, η = {self.run_config.eta}, "
+            (run_state(status), "bold yellow" if status.paused else "bold green"),
+            f"  {step_of(status.version, self.run_config)}, η = {self.run_config.eta}, "
             f"{tokens_per_s(status.workers):,.0f} tokens/s, {status.inflight} in flight, "
             f"{status.pending} to issue\n",
             f"trainer {trainer_text(status)}\n",
         )  # fmt: skip
-        return text.append("no step yet" if step is None else last_step_text(step), style="dim")
+        return text.append("no step yet" if step is None else published_text(step), style="dim")
 
     def _buffers(self, status: Status, slots: list[SlotStatus]) -> Text:
         text, width = Text(), max(20, self.size.width - 26)
         for buffer in status.buffers:
             total = buffer.occupied + buffer.reserved + buffer.empty
-            filled = {slot.slot: slot for slot in slots if slot.buffer == buffer.buffer}
             text.append(f"{buffer.buffer:>6} ").append(f"{buffer.state:<9}", STATE_STYLE[buffer.state])
             text.append(f"{buffer.occupied:>4}/{total:<4} ")
-            for number in range(1, total + 1):
-                slot = filled.get(number)
-                if slot is None:
-                    text.append(EMPTY, "dim")
-                else:
-                    text.append(RESERVED if slot.state == "reserved" else OCCUPIED, SLOT_STYLE[slot.state])
+            for number, (sign, slot) in enumerate(slot_signs(buffer, slots), 1):
+                text.append(sign, "dim" if slot is None else SLOT_STYLE[slot.state])
                 if number % width == 0 and number < total:
                     text.append("\n" + " " * 26)
             text.append("\n")
@@ -274,9 +269,3 @@ class Watch(App[None]):
                 self._steer(lambda: self._sched.drop(int(group), "roq watch"), f"group {group} is dropped")
 
         self.push_screen(Ask(f"Drop group {group}? Its prompt is {fate}.", "Drop"), answered)
-
-
-def _group_row(slot: SlotStatus) -> tuple[str, ...]:
-    about = (slot.group, slot.ordinal, slot.v_traj, clock(slot.age_s))
-    members = (slot.done, slot.running, slot.pending)
-    return (f"{slot.buffer}.{slot.slot}", *map(str, (*about, *members)), ", ".join(slot.workers))

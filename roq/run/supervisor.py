@@ -165,10 +165,6 @@ class Supervisor:
         """Whether the trainer has left for good."""
         return all(child.done or bool(child.fatal) for child in self._children if child.name == "trainer")
 
-    def states(self) -> dict[str, str]:
-        """Each process's state in a word or two."""
-        return {child.name: self._state(child) for child in self._children}
-
     def stop(self, grace_s: float, *, hurry: Callable[[], bool] = lambda: False) -> list[str]:
         """SIGTERM all, wait ``grace_s`` at most (or until ``hurry()``), kill the rest; returns whom."""
         running = [child for child in self._children if child.record is not None and child.poll()]
@@ -223,15 +219,6 @@ class Supervisor:
         )
         for line in last or ["(empty)"]:
             self._say(f"    {line}")
-
-    def _state(self, child: _Child) -> str:
-        if child.fatal:
-            return "failed"
-        if child.done:
-            return "finished"
-        if child.record is None:
-            return f"starts again in {max(0.0, child.again_at - time.monotonic()):.0f} s"
-        return "running"
 
     @property
     def folder_is_gone(self) -> bool:

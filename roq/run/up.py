@@ -79,7 +79,7 @@ def up(
         RoqError: the trainer, all workers or the server failed for good; all were stopped.
     """
     # ---- look at everything before touching anything
-    display.phase(f"checking {config_file}")
+    display.say(f"checking {config_file}")
     job = load_job(config_file)
     if worker is worker_command:
         check_engines()
@@ -100,11 +100,11 @@ def up(
         # ---- server and run
         url, started = job.redis.url or "", False
         if server is not None:
-            display.phase("starting the server")
+            display.say("starting the server")
             started = server.start(display.say)
             url = server.url
         try:
-            display.phase("creating the run")
+            display.say("creating the run")
             with Scheduler(url, job.run.name, retry_s=10.0) as scheduler:
                 create_run(scheduler, job, prompts)
                 protocol = scheduler.config()
@@ -116,6 +116,7 @@ def up(
             raise
 
         # ---- workers and trainer, until the run is over
+        display.say(f"`roq watch {config_file}` shows it live, `roq board {config_file}` as a web page")
         commands = {f"worker-{i}": worker(url, job.run.name) for i in range(1, job.rollout.workers + 1)}
         commands["trainer"] = trainer(url, job.run.name, job.trainer.ranks)
         env = process_environment(config_file) | {"ROQ_REDIS": url}
@@ -291,12 +292,7 @@ class _Watch:
     def _show(self) -> None:
         self.records.read()
         self._display.update(
-            View(
-                config=self._protocol,
-                status=self.last,
-                records=self.records,
-                processes=self._supervisor.states(),
-            )
+            View(config=self._protocol, status=self.last, records=self.records)
         )
 
     def summary(self) -> Summary:

@@ -121,7 +121,7 @@ def test_a_group_s_history(roq: Roq, example: Named, tmp_path: Path) -> None:
 def test_status_on_one_screen(roq: Roq) -> None:
     text = good(roq("status"))
     assert "run demo: running, step 1 of 9, η = 1, buffers 1 to 2 open" in text
-    assert "last step: v1 published, reward 0.500, staleness 0.25, at most 1, 2,048 tokens" in text
+    assert "last step: v1 published, reward 0.500, staleness 0.25 (max 1), 2,048 tokens" in text
     assert "trainer: waits for batch 1: 2 complete, 2 in work, 0 empty; oldest: slot 3, with w0" in text
     assert len(text.splitlines()) <= 20
     picture: dict[str, Any] = json.loads(good(roq("status", "--json")))

@@ -1,4 +1,4 @@
-"""What people see: the pieces of text, the plain lines and the live picture."""
+"""What `roq up` prints, and the words that it shares with other commands."""
 
 import io
 import json
@@ -8,21 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from roq import RunConfig
-from roq.observe.display import (
-    PlainDisplay,
-    View,
-    rate,
-    remaining,
-    slot_row,
-    sparkline,
-    trainer_text,
-)
-from roq.observe.live import make_display, render
-from roq.observe.metrics_log import Records, Step, WorkerLine
-from roq.types import BufferStatus, Status, WaitingSlot, WorkerStatus
+from roq.observe.display import Display, View
+from roq.observe.metrics_log import Records, Step
+from roq.observe.words import remaining, slot_row, slot_signs, step_of, total_steps, trainer_text
+from roq.types import BufferStatus, SlotStatus, Status, WaitingSlot, WorkerStatus
 
 
 def buffer(number: int, occupied: int, empty: int, reserved: int, state: str) -> BufferStatus:
@@ -68,49 +59,45 @@ def view(tmp_path: Path) -> View:
         workers=[WorkerStatus(worker="host-1-abc", version=9, claims=6, lease_left_s=27.0, info=info)],
     )
     config = RunConfig(eta=1, batch_size=8, total_steps=30)
-    return View(
-        config=config, status=status, records=records, processes={"worker-1": "running", "trainer": "running"}
+    return View(config=config, status=status, records=records)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_has_a_status_line_below_the_steps(view: View) -> None:
+    out = Terminal()
+    display = Display(out)
+    display.update(view)
+    display.say("something happened")
+    display.update(view)
+    display.close()
+    status = "\r\033[Kstep 9 of 30: trainer trains batch 9; workers: waiting: window_full"
+    assert out.getvalue() == (
+        f"\r\033[Kresuming after step 9\n{status}\r\033[Ksomething happened\n{status}\r\033[K"
     )
 
 
-def shown(view: View, width: int = 100) -> str:
-    console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(render(view, width))
-    return console.export_text()
+def test_the_status_line_fits_the_terminal(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    out = Terminal()
+    Display(out).update(view)
+    assert len(out.getvalue().rpartition("\033[K")[2]) == 39
 
 
-def test_the_live_picture_tells_everything(view: View) -> None:
-    text = shown(view)
-    for piece in (
-        "step 9 of 30",
-        "1:24 left",
-        "buffer 9   TRAINING  ■■■■■■■■  8/8",
-        "buffer 10  PENDING   ■■■··▨▨▨  3/8",
-        "■ Occupied  ▨ Reserved  · Empty",
-        "reward         ▁▁▂▃▄▅▆▇█",
-        "0.800  (0.000 to 0.800)",
-        "trainer  trains batch 9",
-        "host-1-abc        9          6       300   27 s  waiting: window_full",
-    ):
-        assert piece in text, text
-
-
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_it_fits_every_terminal(view: View, width: int) -> None:
-    assert max(map(len, shown(view, width).splitlines())) <= width
-
-
-def test_it_shows_a_run_that_has_just_begun() -> None:
-    view = View(
-        config=RunConfig(eta=0, batch_size=1), status=Status(run="x"), records=Records("/none"), processes={}
-    )
-    assert "waits for batch 0: nothing is reserved for it yet" in shown(view)
+def test_a_run_that_has_just_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roq.observe.display.SILENCE_S", -1.0)
+    out = io.StringIO()
+    config = RunConfig(eta=0, batch_size=1)
+    Display(out).update(View(config=config, status=Status(run="x"), records=Records("/none")))
+    assert out.getvalue() == "trainer waits for batch 0: nothing is reserved for it yet; workers: starting\n"
 
 
 def test_the_plain_display_is_one_line_a_step(view: View) -> None:
     out = io.StringIO()
-    display = make_display(out)
-    assert isinstance(display, PlainDisplay)
+    display = Display(out)
     display.update(msgspec.structs.replace(view, records=Records("/none"), status=Status()))
     display.update(view)
     display.update(view)
@@ -125,10 +112,9 @@ def test_workers_that_say_nothing_of_themselves(view: View, monkeypatch: pytest.
     view = msgspec.structs.replace(
         view, records=Records("/none"), status=msgspec.structs.replace(view.status, workers=workers)
     )
-    assert "?" not in shown(view)
     monkeypatch.setattr("roq.observe.display.SILENCE_S", -1.0)
     out = io.StringIO()
-    make_display(out).update(view)
+    Display(out).update(view)
     assert out.getvalue().splitlines()[-1] == "trainer trains batch 9; workers: 2 attached"
 
 
@@ -140,11 +126,24 @@ def test_slots_in_order_and_in_proportion() -> None:
     assert (len(row), row.count("■")) == (16, 1)
 
 
-def test_sparkline() -> None:
-    assert sparkline([]) == ""
-    assert sparkline([0.5, 0.5]) == "▄▄"
-    assert sparkline([0, 0.5, 1]) == "▁▄█"
-    assert len(sparkline([float(i) for i in range(1000)], width=40)) == 40
+def test_each_slot_by_its_number() -> None:
+    common: dict[str, Any] = {"ordinal": 0, "v_traj": 0, "age_s": 1.0}
+    slots = [
+        SlotStatus(buffer=3, slot=3, state="reserved", group=5, **common),
+        SlotStatus(buffer=3, slot=1, state="occupied", group=4, **common),
+        SlotStatus(buffer=4, slot=2, state="occupied", group=6, **common),
+    ]
+    found = [(sign, slot and slot.group) for sign, slot in slot_signs(buffer(3, 1, 1, 1, "PENDING"), slots)]
+    assert found == [("■", 4), ("·", None), ("▨", 5)]
+
+
+def test_steps_in_all() -> None:
+    limited = RunConfig(eta=0, batch_size=8, prompts=20, epochs=2, total_steps=9)
+    assert total_steps(limited) == 5, "the prompts are used up first"
+    assert step_of(3, limited) == "step 3 of 5"
+    endless = RunConfig(eta=0, batch_size=8)
+    assert total_steps(endless) is None
+    assert step_of(3, endless) == "step 3"
 
 
 def test_what_the_trainer_does() -> None:
@@ -158,11 +157,7 @@ def test_what_the_trainer_does() -> None:
     assert trainer_text(Status(ended=True)) == "the run has ended"
 
 
-def test_rates() -> None:
-    lines = [WorkerLine(time=100, wall_s=5, tokens=500), WorkerLine(time=105, wall_s=10, tokens=2000)]
-    assert rate(lines, now=106) == 300
-    assert rate(lines[:1], now=101) == 100
-    assert rate(lines, now=200) == 0, "silent for long"
+def test_remaining_time() -> None:
     steps = [Step(step=i, time=10.0 * i) for i in range(1, 21)]
     assert remaining(steps, 30) == 100
     assert remaining(steps, None) is None

@@ -166,7 +166,7 @@ def test_killed_supervisor_leaves_all_running_and_the_next_one_attaches(
     code, output = end(second)
     assert code == 0, output
     assert output.count(": attached") == 3
-    assert "goes on after step" in output
+    assert "resuming after step" in output
     assert "step 1/25" not in output, "what was told before is not told again"
     found = whole(folder, 25)
     assert found["trainer_processes"] == 1

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from roq.errors import RoqError
-from roq.observe.display import PlainDisplay
+from roq.observe.display import Display
 from roq.run.supervisor import Restarts
 from roq.run.up import up
 
@@ -23,7 +23,7 @@ worker = functools.partial(command, "worker", [])
 trainer = functools.partial(command, "trainer", sys.argv[2:])
 try:
     summary, number = up(
-        Path(sys.argv[1]), PlainDisplay(sys.stdout), worker=worker, trainer=trainer, restarts=restarts
+        Path(sys.argv[1]), Display(sys.stdout), worker=worker, trainer=trainer, restarts=restarts
     )
 except RoqError as error:
     sys.exit(f"{type(error).__name__}: {error}")

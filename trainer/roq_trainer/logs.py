@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from roq.config import Job
-from roq.observe.display import worker_info
+from roq.observe.words import worker_info
 from roq.types import Status
 
 __all__ = ["NAMES", "Logs", "shares"]

@@ -15,7 +15,7 @@ from roq.client import Scheduler
 from roq.config import Job
 from roq.errors import RoqError, UnknownRun
 from roq.job.stored import read_job
-from roq.observe.display import worker_info
+from roq.observe.words import worker_info
 from roq.protocol import library
 from roq.types import Status
 

@@ -19,9 +19,9 @@ from roq.config import RunConfig
 from roq.errors import ConfigError
 from roq.events.event import BEGINNING
 from roq.events.follow import follow
-from roq.observe.display import worker_info
 from roq.observe.prometheus.counters import EventCounters, counter, histogram
 from roq.observe.prometheus.gauges import Gauges
+from roq.observe.words import worker_info
 from roq.types import WorkerStatus
 
 __all__ = ["Exporter"]

@@ -15,8 +15,8 @@ from roq.client import Scheduler
 from roq.config import RunConfig
 from roq.errors import RoqError, ServerUnavailable
 from roq.events.event import Event
-from roq.observe.display import tokens_per_s, worker_info
 from roq.observe.prometheus.metrics import FIGURES, HELP
+from roq.observe.words import tokens_per_s, worker_info
 from roq.types import Status, WorkerStatus
 
 __all__ = ["Gauges"]

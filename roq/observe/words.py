@@ -1,0 +1,228 @@
+"""The words and signs for a run's state: what `status`, `buffers`, `watch`, `up` and the exporter share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from roq.config import RunConfig
+from roq.events.event import Event
+from roq.observe.metrics_log import Step
+from roq.text import clock
+from roq.types import BufferStatus, SlotStatus, Status, WorkerStatus
+
+__all__ = [
+    "LEGEND",
+    "SLOT_COLUMNS",
+    "event_text",
+    "heartbeat",
+    "heartbeat_age",
+    "published_text",
+    "remaining",
+    "run_state",
+    "slot_cells",
+    "slot_row",
+    "slot_signs",
+    "step_line",
+    "step_of",
+    "tokens_per_s",
+    "total_steps",
+    "trainer_text",
+    "worker_doing",
+    "worker_error",
+    "worker_figure",
+    "worker_info",
+    "worker_version",
+]
+
+OCCUPIED, RESERVED, EMPTY = "■", "▨", "·"
+LEGEND = f"{OCCUPIED} Occupied  {RESERVED} Reserved  {EMPTY} Empty"
+STEP_FORMS = (
+    "reward {reward/mean:.3f}",
+    "staleness {staleness/mean:.2f} (max {staleness/max:.0f})",
+    "mismatch KL {mismatch_kl:.1e}",
+    "{tokens/response:,.0f} tokens",
+    "{time/step:.1f} s",
+    "waited {time/wait_for_batch:.1f} s",
+)
+
+
+# ---- the run and its trainer ---------------------------------------------------------------------
+
+
+def run_state(status: Status) -> str:
+    """``ended``, ``paused`` or ``running``."""
+    return "ended" if status.ended else "paused" if status.paused else "running"
+
+
+def total_steps(config: RunConfig) -> int | None:
+    """The run's number of steps; None for an endless run."""
+    if config.prompts is None or config.epochs is None:
+        return config.total_steps
+    supply = config.prompts * config.epochs // config.batch_size
+    return supply if config.total_steps is None else min(supply, config.total_steps)
+
+
+def step_of(version: int, config: RunConfig) -> str:
+    """``step 3 of 30``, or ``step 3`` in an endless run."""
+    total = total_steps(config)
+    return f"step {version}" + (f" of {total}" if total else "")
+
+
+def trainer_text(status: Status) -> str:
+    """What the trainer does, or what it waits for: which slots, whose, and for how long."""
+    if status.ended:
+        return "the run has ended"
+    if status.training is not None:
+        return f"trains batch {status.training}"
+    first = next((buffer for buffer in status.buffers if buffer.buffer == status.frontier), None)
+    if first is None:
+        return f"waits for batch {status.frontier}: nothing is reserved for it yet"
+    if first.state == "READY":
+        return f"batch {first.buffer} is READY" + ("" if status.trainer else "; no trainer has come yet")
+    text = f"waits for batch {first.buffer}: "
+    text += f"{first.occupied} complete, {first.reserved} in work, {first.empty} empty"
+    if status.waiting:
+        oldest = max(status.waiting, key=lambda slot: slot.age_s)
+        whose = f"with {', '.join(oldest.owners)}" if oldest.owners else "with no worker"
+        text += f"; oldest: slot {oldest.slot}, {whose} for {clock(oldest.age_s)}"
+    return text
+
+
+# ---- slots ---------------------------------------------------------------------------------------
+
+
+def slot_row(buffer: BufferStatus, width: int = 64) -> str:
+    """The buffer's slots in order, one sign each, or in proportion where there are more than ``width``.
+
+    >>> slot_row(BufferStatus(buffer=3, occupied=2, reserved=1, empty=1, state="PENDING"))
+    '■■·▨'
+    """
+    occupied, empty, reserved = buffer.occupied, buffer.empty, buffer.reserved
+    total = occupied + empty + reserved
+    if total > width:
+        occupied, reserved = _shrink(occupied, total, width), _shrink(reserved, total, width)
+        empty = max(0, width - occupied - reserved)
+    return OCCUPIED * occupied + EMPTY * empty + RESERVED * reserved
+
+
+def _shrink(part: int, total: int, width: int) -> int:
+    """A part's share of ``width``; at least 1 if there is any, so that one open slot of 4,096 is seen."""
+    return max(1, part * width // total) if part else 0
+
+
+def slot_signs(buffer: BufferStatus, slots: Iterable[SlotStatus]) -> Iterator[tuple[str, SlotStatus | None]]:
+    """Each slot of the buffer in order: its sign, and its status where it is filled."""
+    filled = {slot.slot: slot for slot in slots if slot.buffer == buffer.buffer}
+    for number in range(1, buffer.occupied + buffer.reserved + buffer.empty + 1):
+        slot = filled.get(number)
+        yield (EMPTY if slot is None else RESERVED if slot.state == "reserved" else OCCUPIED), slot
+
+
+SLOT_COLUMNS = ("slot", "group", "prompt", "v_traj", "age", "done", "running", "to issue", "held by")
+
+
+def slot_cells(slot: SlotStatus) -> tuple[str, ...]:
+    """A filled slot as a row of :data:`SLOT_COLUMNS`."""
+    about = (f"{slot.buffer}.{slot.slot}", slot.group, slot.ordinal, slot.v_traj, clock(slot.age_s))
+    return (*map(str, (*about, slot.done, slot.running, slot.pending)), ", ".join(slot.workers))
+
+
+# ---- workers -------------------------------------------------------------------------------------
+
+
+def worker_info(worker: WorkerStatus) -> dict[str, object]:
+    """The worker's report on itself."""
+    try:
+        return msgspec.json.decode(worker.info, type=dict[str, object]) if worker.info else {}
+    except msgspec.DecodeError:
+        return {"text": worker.info}
+
+
+def worker_figure(worker: WorkerStatus, name: str) -> str:
+    """One entry of the worker's report; "-" where there is none, as with a custom client."""
+    return str(worker_info(worker).get(name, "-"))
+
+
+def worker_version(worker: WorkerStatus) -> str:
+    """The weights version that it has loaded; "-" before it says."""
+    return "-" if worker.version is None else str(worker.version)
+
+
+def worker_doing(worker: WorkerStatus) -> str:
+    """What the worker is doing, in a few words."""
+    return "draining" if worker.draining else str(worker_info(worker).get("doing", ""))
+
+
+def worker_error(worker: WorkerStatus) -> str:
+    """The worker's last error in one line, with its age; empty if there was none."""
+    if not worker.error:
+        return ""
+    return f"{worker.error.splitlines()[0][:80]} ({clock(worker.error_age_s or 0.0)} ago)"
+
+
+def heartbeat_age(worker: WorkerStatus, config: RunConfig) -> float:
+    """Seconds since the worker's last call; every call renews its lease."""
+    return max(0.0, config.lease_s - worker.lease_left_s)
+
+
+def heartbeat(worker: WorkerStatus, config: RunConfig) -> str:
+    """``3.2 s ago``, or ``expired``."""
+    return f"{clock(heartbeat_age(worker, config))} ago" if worker.lease_left_s > 0 else "expired"
+
+
+def tokens_per_s(workers: Iterable[WorkerStatus]) -> float:
+    """The sum of the speeds that live workers report."""
+    live = [worker_info(worker).get("tokens_per_s") for worker in workers if worker.lease_left_s > 0]
+    return float(sum(speed for speed in live if isinstance(speed, int | float)))
+
+
+# ---- events and steps ----------------------------------------------------------------------------
+
+
+def event_text(event: Event) -> str:
+    """An event as one human-readable line, without its time.
+
+    >>> event_text(Event("5-0", {"event": "occupy", "group": "3", "at": "0.2", "moves": "7:0.3>1.1"}))
+    'occupy          group 3, at 0.2, moves 7:0.3>1.1'
+    """
+    if event.name == "gap":
+        missing = event.get("missing", "an unknown number of")
+        return f"gap             {missing} events were trimmed from the stream before they were read"
+    fields = ", ".join(f"{name} {value}" for name, value in event.fields.items() if name != "event")
+    return f"{event.name:<15} {fields}".rstrip()
+
+
+def _step_parts(metrics: Mapping[str, object]) -> Iterator[str]:
+    """The metrics of a step that a line has room for; a form whose value is missing is left out."""
+    known = {name: value for name, value in metrics.items() if value is not None}
+    for form in STEP_FORMS:
+        try:
+            yield form.format_map(known)
+        except KeyError:
+            continue
+
+
+def published_text(publish: Event) -> str:
+    """The metrics that the trainer published with a version, in one line."""
+    return ", ".join((f"v{publish.number('version')} published", *_step_parts(publish.metrics)))
+
+
+def step_line(step: Step, total: int | None, left_s: float | None) -> str:
+    """A step of ``metrics.jsonl`` in one line."""
+    parts = [f"step {step.step}" + (f"/{total}" if total else ""), *_step_parts(msgspec.to_builtins(step))]
+    if step.replay:
+        parts.append("again after a restart")
+    if left_s:
+        parts.append(f"{clock(left_s)} left")
+    return "  ".join(parts)
+
+
+def remaining(steps: Sequence[Step], total: int | None) -> float | None:
+    """Seconds left at the pace of the last ten steps; None if it cannot be estimated."""
+    recent = steps[-11:]
+    if total is None or len(recent) < 2 or recent[-1].step <= recent[0].step:
+        return None
+    pace = (recent[-1].time - recent[0].time) / (recent[-1].step - recent[0].step)
+    return max(0.0, pace * (total - recent[-1].step))
