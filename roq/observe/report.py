@@ -9,7 +9,7 @@ from statistics import fmean
 
 from roq.errors import ConfigError
 from roq.events.history import FATES
-from roq.observe.figures import COLORS, Drawn, draw
+from roq.observe.plots import COLORS, Drawn, draw
 from roq.observe.timeline import Timeline, cause, verdict, wait_shares
 from roq.text import clock
 

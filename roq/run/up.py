@@ -28,9 +28,9 @@ from roq.job.prompts import load_prompts
 from roq.job.stored import create_run
 from roq.observe.display import Display, View
 from roq.observe.metrics_log import Records
-from roq.observe.plot import write_plot
+from roq.observe.plots import write_summary_plot
 from roq.observe.summary import Summary, summarize, write_summary
-from roq.observe.timeline import timeline_of, wait_shares
+from roq.observe.timeline import Timeline, timeline_of, wait_shares
 from roq.processes import finish, read_records, send, stop
 from roq.run.embedded_server import EmbeddedServer, find_binary
 from roq.run.supervisor import Restarts, Supervisor, running_supervisor, sole_supervisor
@@ -147,7 +147,7 @@ def up(
         # ---- what came of it
         if summary is not None:
             write_summary(summary, folder)
-            if (plot := write_plot(watch.records, summary, folder)) is not None:
+            if (plot := write_summary_plot(watch.records, watch.timeline, summary, folder)) is not None:
                 display.say(f"plot: {plot}")
         return summary, signals[0] if signals else 0
 
@@ -204,6 +204,7 @@ class _Watch:
     Attributes:
         last: the scheduler's last picture of the run.
         records: what the processes have written.
+        timeline: what happened, by the events; set by :meth:`summary`.
     """
 
     def __init__(
@@ -225,6 +226,7 @@ class _Watch:
         self._server_rss: int | None = None
         self.last = Status(run=job.run.name)
         self.records = Records(job.run.dir)
+        self.timeline = Timeline()
 
     def __enter__(self) -> _Watch:
         return self
@@ -299,7 +301,12 @@ class _Watch:
         """Sum the run up."""
         self.records.read()
         broken = self._scheduler.verify()
-        waited = wait_shares(timeline_of(read_events(self._scheduler), self._protocol))
+        self.timeline = timeline_of(read_events(self._scheduler), self._protocol)
         return summarize(
-            self.records, self._scheduler.status(), self._protocol, broken, self._server_rss, waited
+            self.records,
+            self._scheduler.status(),
+            self._protocol,
+            broken,
+            self._server_rss,
+            wait_shares(self.timeline),
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from roq.observe.plots import LIGHT, staleness_bars, style
 from roq.sim.experiments import Comparison, Row, Staleness
 from roq.sim.tables import LABELS
 
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_comparison", "draw_staleness"]
 
-INK, QUIET, GRID, GREEN = "#1f2933", "#7b8794", "#e4e7eb", "#2f855a"
-OURS, THEIRS, ABORTED, DROPPED = "#4c51bf", "#a3bffa", "#c2410c", "#b7791f"
-SHADES = ("#dbe4ff", "#a3bffa", "#7f9cf5", "#5a67d8", "#4c51bf", "#2a2f6e", "#1a1c4b")
+INK, QUIET, GREEN = LIGHT["ink"], LIGHT["quiet"], LIGHT["green"]
+OURS, THEIRS, ABORTED, DROPPED = LIGHT["stale4"], LIGHT["stale1"], LIGHT["red"], LIGHT["amber"]
 
 
 def _figure(width: float, height: float, title: str) -> Figure:
@@ -29,14 +29,6 @@ def _figure(width: float, height: float, title: str) -> Figure:
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     return figure
-
-
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(QUIET)
-    axes.tick_params(colors=QUIET, labelsize=8, length=0)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
 
 
 def _save(figure: Figure, path: Path) -> list[Path]:
@@ -57,16 +49,12 @@ def draw_staleness(found: Staleness, path: Path) -> list[Path]:
     for row, axes in zip(found.rows, panels, strict=False):
         updates = row.first.updates
         x = [update.version + 1 for update in updates]
-        bottom = [0] * len(updates)
-        for value in range(highest + 1):
-            height = [update.staleness.get(value, 0) for update in updates]
-            shade = SHADES[min(value, len(SHADES) - 1)]
-            axes.bar(x, height, bottom=bottom, width=1.0, color=shade, label=str(value))
-            bottom = [a + b for a, b in zip(bottom, height, strict=True)]
+        counts = [update.staleness for update in updates]
+        staleness_bars(axes, x, counts, highest, limit=highest, width=1.0)
         most = max(max(update.staleness) for update in updates)
         axes.set_title(f"η = {row.eta}: at most {most}", loc="left", fontsize=10, color=INK)
         axes.set_xlim(0.5, len(updates) + 0.5)
-        _plain(axes)
+        style(axes)
     for axes in panels[len(found.rows) :]:
         axes.set_visible(False)
     handles, names = panels[0].get_legend_handles_labels()
@@ -137,5 +125,5 @@ def _bars(axes: Axes, rows: list[Row], *, steady: bool) -> None:
         range(len(rows)),
         [LABELS.get(row.policy, row.policy).replace(" ", "\n").replace("_", "_\n") for row in rows],
     )
-    _plain(axes)
+    style(axes)
     axes.tick_params(axis="x", labelsize=6.5, colors=INK)

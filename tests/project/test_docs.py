@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import roq.events.event
-import roq.observe.display
-import roq.observe.figures
+import roq.observe.plots
 import roq.observe.timeline
+import roq.observe.words
 import roq.text
 from roq.events.fields import EVENTS
 from tests.conftest import Server, environment
@@ -72,9 +72,9 @@ def test_every_event_is_documented() -> None:
 def test_examples_in_docstrings() -> None:
     for module in (
         roq.text,
-        roq.observe.display,
+        roq.observe.words,
         roq.events.event,
-        roq.observe.figures,
+        roq.observe.plots,
         roq.observe.timeline,
     ):
         done = doctest.testmod(module)

@@ -1,7 +1,7 @@
-"""The figures of a report, drawn once for both colour schemes.
+"""The plots of a run, for ``summary.png`` and for reports, and the look that the simulator's plots share.
 
-Colours are variables: an SVG that stands in the page takes them from its style sheet, a PNG has the light
-ones.
+In an SVG of a report, colours are variables: the page's style sheet has those of the light and of the dark
+scheme. A PNG has the light ones.
 """
 
 # matplotlib's annotations are partial
@@ -9,19 +9,25 @@ ones.
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from roq.events.history import FATES, Batch
+from roq.events.history import FATES
+from roq.observe.metrics_log import Records
+from roq.observe.summary import Summary
 from roq.observe.timeline import Timeline, bins, overlap
+from roq.text import clock
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["COLORS", "FIGURES", "Drawn", "clip_outliers", "draw", "usual_top", "whole_ticks"]
+__all__ = ["COLORS", "LIGHT", "Drawn", "draw", "staleness_bars", "style", "usual_top", "write_summary_plot"]
 
 COLORS = {
     "ink": ("#1f2933", "#e4e7eb"),
@@ -33,14 +39,18 @@ COLORS = {
     "amber": ("#b7791f", "#f6c75c"),
     "wait": ("#b8c2cc", "#7b8794"),
     "train": ("#4c63b6", "#98aeeb"),
-    "stale0": ("#c3dafe", "#dbe7ff"),
-    "stale1": ("#7f9cf5", "#9db4f8"),
-    "stale2": ("#4c51bf", "#6f78e8"),
-    "stale3": ("#2a2f6e", "#4a50b5"),
+    "stale0": ("#dbe4ff", "#e8eeff"),
+    "stale1": ("#a3bffa", "#c3d4fb"),
+    "stale2": ("#7f9cf5", "#9db4f8"),
+    "stale3": ("#5a67d8", "#8291f0"),
+    "stale4": ("#4c51bf", "#6f78e8"),
+    "stale5": ("#2a2f6e", "#4a50b5"),
+    "stale6": ("#1a1c4b", "#383c8f"),
 }
 """Name: (on a light page, on a dark one)."""
 
 LIGHT = {name: light for name, (light, _) in COLORS.items()}
+SHADES = 7  # of staleness, stale0 to stale6
 WIDE = (10.0, 2.9)  # inches
 SMOOTH = 5  # batches in the running mean
 TIME_BINS = 60
@@ -55,7 +65,7 @@ FATE_COLOR = {
 
 
 class Drawn(NamedTuple):
-    """A figure: its title, and what it looks like."""
+    """A plot: its title, and what it looks like."""
 
     name: str
     title: str
@@ -63,23 +73,33 @@ class Drawn(NamedTuple):
     png: bytes
 
 
+class Bar(NamedTuple):
+    """A step as the plots show it; ``staleness`` counts groups or trajectories by versions behind."""
+
+    number: int
+    reward: float | None
+    staleness: Mapping[int, int]
+    wait_s: float
+    train_s: float
+
+
+Paint = Callable[["Axes", Timeline, Sequence[Bar]], None]
+
+
 def draw(timeline: Timeline) -> list[Drawn]:
-    """Every figure that the timeline has something to show in."""
-    if not timeline.steps:
-        return []
-    return [_drawn(name, title, timeline, paint) for name, (title, paint) in FIGURES.items()]
+    """The plots of a report; none for a timeline without a step."""
+    bars = [Bar(s.number, s.reward, s.staleness, s.wait_s, s.train_s or 0.0) for s in timeline.steps]
+    return [_drawn(name, timeline, bars) for name in PLOTS if bars]
 
 
-def _drawn(name: str, title: str, timeline: Timeline, paint: Callable[[Axes, Timeline], None]) -> Drawn:
+def _drawn(name: str, timeline: Timeline, bars: Sequence[Bar]) -> Drawn:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
+    title = PLOTS[name][0]
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "hatch.linewidth": 0.8}):
         figure = Figure(figsize=WIDE, dpi=130, layout="constrained")
-        axes = figure.subplots()
-        axes.set_title(title, loc="left", fontsize=10.5, color=LIGHT["ink"], pad=8)
-        paint(axes, timeline)
-        _style(axes)
+        _paint(figure, [name], timeline, bars)
         png, svg = io.BytesIO(), io.BytesIO()
         figure.savefig(png, format="png", facecolor=LIGHT["page"])
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -90,7 +110,52 @@ def _drawn(name: str, title: str, timeline: Timeline, paint: Callable[[Axes, Tim
     return Drawn(name, title, text, png.getvalue())
 
 
-def _style(axes: Axes) -> None:
+def write_summary_plot(
+    records: Records, timeline: Timeline, summary: Summary, run_dir: str | Path
+) -> Path | None:
+    """Draw ``summary.png`` in the run's folder; None without matplotlib or without a step to show.
+
+    Steps come from the records, which keep all of them; the plot over time is left out where ``timeline``
+    lacks events.
+    """
+    if not records.steps or importlib.util.find_spec("matplotlib") is None:
+        return None
+    from matplotlib.figure import Figure
+
+    bars = [
+        Bar(s.step, s.reward_mean, {int(k): n for k, n in s.staleness_counts.items()}, s.wait_s, s.step_s)
+        for s in records.steps
+    ]
+    names = ["reward", "staleness", "steps", *(["idle"] if timeline.steps and timeline.whole else [])]
+    figure = Figure(figsize=(10, 2.6 * len(names) + 0.4), dpi=130, facecolor="white", layout="constrained")
+    figure.suptitle(
+        f"{summary.run}: {summary.steps} steps in {clock(summary.wall_s)}, η = {summary.eta}, "
+        f"{summary.tokens_per_s:,.0f} tokens/s",
+        x=0.012, ha="left", fontsize=13, fontweight="bold", color=LIGHT["ink"],
+    )  # fmt: skip
+    _paint(figure, names, timeline, bars)
+    path = Path(run_dir) / "summary.png"
+    new = path.with_name("summary.new.png")
+    figure.savefig(new)
+    new.replace(path)
+    return path
+
+
+def _paint(figure: Figure, names: Sequence[str], timeline: Timeline, bars: Sequence[Bar]) -> None:
+    for name, axes in zip(names, figure.subplots(len(names), squeeze=False).ravel(), strict=True):
+        title, paint = PLOTS[name]
+        axes.set_title(title, loc="left", fontsize=10.5, color=LIGHT["ink"], pad=8)
+        paint(axes, timeline, bars)
+        style(axes)
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(
+                loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=8, frameon=False, fontsize=8.5,
+                labelcolor=LIGHT["ink"], handlelength=1.2, columnspacing=1.4, borderaxespad=0.3,
+            )  # fmt: skip
+
+
+def style(axes: Axes) -> None:
+    """Give axes the common look."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(LIGHT["quiet"])
     axes.tick_params(colors=LIGHT["quiet"], labelsize=9, length=0)
@@ -98,18 +163,13 @@ def _style(axes: Axes) -> None:
     axes.set_axisbelow(True)
     axes.set_facecolor("none")
     axes.xaxis.label.set(color=LIGHT["quiet"], fontsize=9)
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(
-            loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=8, frameon=False, fontsize=8.5,
-            labelcolor=LIGHT["ink"], handlelength=1.2, columnspacing=1.4, borderaxespad=0.3,
-        )  # fmt: skip
 
 
-def _steps(axes: Axes, steps: Sequence[Batch]) -> list[int]:
+def _steps(axes: Axes, bars: Sequence[Bar]) -> list[int]:
     """The steps' numbers as the x axis."""
     from matplotlib.ticker import MaxNLocator
 
-    x = [step.number for step in steps]
+    x = [bar.number for bar in bars]
     axes.set_xlim(x[0] - 0.6, x[-1] + 0.6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
     axes.set_xlabel("optimizer step")
@@ -125,40 +185,53 @@ def _time_axis(axes: Axes, timeline: Timeline) -> Callable[[float], float]:
     return lambda time: (time - timeline.at_work) / unit
 
 
-def whole_ticks(axes: Axes, most: int, count: int = 5) -> None:
+def _whole_ticks(axes: Axes, most: int, count: int = 5) -> None:
     """Ticks of whole numbers, the greatest of which is ``most``: a full batch reads off at once."""
     step = next((n for n in range(1, most + 1) if most % n == 0 and most // n <= count), most)
     axes.set_yticks(range(0, most + 1, step))
     axes.set_ylim(0, most * 1.02)
 
 
-def _staleness(axes: Axes, timeline: Timeline) -> None:
-    x = _steps(axes, timeline.steps)
-    counts = [step.staleness for step in timeline.steps]
-    most = max(timeline.eta, *(max(count, default=0) for count in counts))
+def staleness_bars(
+    axes: Axes, x: Sequence[int], counts: Sequence[Mapping[int, int]], most: int, *, limit: int, width: float
+) -> int:
+    """A stacked bar at each ``x``, of the counts by staleness from 0 to ``most``; returns the highest sum."""
     bottom = [0] * len(x)
     for staleness in range(most + 1):
-        height = [count[staleness] for count in counts]
-        shade = staleness if most < 4 else staleness * 4 // (most + 1)
-        color = LIGHT["red"] if staleness > timeline.eta else LIGHT[f"stale{shade}"]
-        label = f"{staleness}" + " above η" * (staleness > timeline.eta)
-        axes.bar(x, height, bottom=bottom, width=0.82, color=color, label=label)
+        height = [count.get(staleness, 0) for count in counts]
+        shade = staleness if most < SHADES else staleness * SHADES // (most + 1)
+        color = LIGHT["red"] if staleness > limit else LIGHT[f"stale{shade}"]
+        label = f"{staleness}" + " above η" * (staleness > limit)
+        axes.bar(x, height, bottom=bottom, width=width, color=color, label=label)
         bottom = [a + b for a, b in zip(bottom, height, strict=True)]
-    whole_ticks(axes, max(bottom))
+    return max(bottom)
 
 
-def _reward(axes: Axes, timeline: Timeline) -> None:
-    scored = [(step.number, step.reward) for step in timeline.steps if step.reward is not None]
-    _steps(axes, timeline.steps)
+def _staleness(axes: Axes, timeline: Timeline, bars: Sequence[Bar]) -> None:
+    counts = [bar.staleness for bar in bars]
+    most = max(timeline.eta, *(max(count, default=0) for count in counts))
+    highest = staleness_bars(axes, _steps(axes, bars), counts, most, limit=timeline.eta, width=0.82)
+    _whole_ticks(axes, highest or 1)
+
+
+def _reward(axes: Axes, _: Timeline, bars: Sequence[Bar]) -> None:
+    scored = [(bar.number, bar.reward) for bar in bars if bar.reward is not None]
+    _steps(axes, bars)
     if not scored:
         return
     x, y = zip(*scored, strict=True)
     smooth = [fmean(y[max(0, i - SMOOTH + 1) : i + 1]) for i in range(len(y))]
     axes.plot(x, y, "o", color=LIGHT["green"], alpha=0.4, markersize=4, markeredgewidth=0, label="batch")
     axes.plot(x, smooth, color=LIGHT["green"], linewidth=2.2, label=f"mean of the last {SMOOTH}")
+    axes.annotate(
+        f"{smooth[-1]:.2f}", (x[-1], smooth[-1]), xytext=(7, 0), textcoords="offset points",
+        va="center", color=LIGHT["green"], fontsize=10, fontweight="bold", annotation_clip=False,
+    )  # fmt: skip
+    if min(y) >= 0 and max(y) <= 1:
+        axes.set_ylim(0, 1.02)
 
 
-def _throughput(axes: Axes, timeline: Timeline) -> None:
+def _throughput(axes: Axes, timeline: Timeline, _: Sequence[Bar]) -> None:
     parts = bins(timeline, TIME_BINS)
     width = (parts[0][1] - parts[0][0]) or 1.0
     tokens: dict[str, Counter[int]] = {}
@@ -190,7 +263,7 @@ def _throughput(axes: Axes, timeline: Timeline) -> None:
         bottom = [a + b for a, b in zip(bottom, height, strict=True)]
 
 
-def _idle(axes: Axes, timeline: Timeline) -> None:
+def _idle(axes: Axes, timeline: Timeline, _: Sequence[Bar]) -> None:
     parts = bins(timeline, TIME_BINS)
     scale = _time_axis(axes, timeline)
     middle = [scale((start + end) / 2) for start, end in parts]
@@ -205,16 +278,15 @@ def _idle(axes: Axes, timeline: Timeline) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
 
-def _times(axes: Axes, timeline: Timeline) -> None:
-    x = _steps(axes, timeline.steps)
-    train = [step.train_s or 0.0 for step in timeline.steps]
-    wait = [step.wait_s for step in timeline.steps]
+def _times(axes: Axes, _: Timeline, bars: Sequence[Bar]) -> None:
+    x = _steps(axes, bars)
+    train, wait = [bar.train_s for bar in bars], [bar.wait_s for bar in bars]
     axes.bar(x, train, width=0.82, color=LIGHT["train"], label="trains")
     axes.bar(x, wait, bottom=train, width=0.82, color=LIGHT["wait"], label="waited before")
-    clip_outliers(axes, x, [a + b for a, b in zip(train, wait, strict=True)], LIGHT["quiet"])
+    _clip_outliers(axes, x, [a + b for a, b in zip(train, wait, strict=True)], LIGHT["quiet"])
 
 
-def clip_outliers(axes: Axes, x: Sequence[int], heights: Sequence[float], color: str) -> None:
+def _clip_outliers(axes: Axes, x: Sequence[int], heights: Sequence[float], color: str) -> None:
     """An axis that its highest few bars do not flatten: they are cut, and their height is written on them."""
     top = usual_top(heights)
     axes.set_ylim(0, top)
@@ -236,8 +308,8 @@ def usual_top(heights: Sequence[float]) -> float:
     return top or 1.0
 
 
-FIGURES: dict[str, tuple[str, Callable[[Axes, Timeline], None]]] = {
-    "staleness": ("Staleness of each batch's groups, in versions", _staleness),
+PLOTS: dict[str, tuple[str, Paint]] = {
+    "staleness": ("Staleness of each batch, in versions", _staleness),
     "reward": ("Mean reward of each batch", _reward),
     "throughput": ("Response tokens finished per second, by what became of them", _throughput),
     "idle": ("Time without work", _idle),
