@@ -46,7 +46,7 @@ transition.define({
     trainers.seen(run)
     if args.version > state.checkpoint then
       context.set(run, "checkpoint", args.version)
-      events.log(run, "checkpointed", { "version", args.version, "trainer", args.trainer })
+      events.log(run, "checkpointed", { version = args.version, trainer = args.trainer })
     end
     local budget = FREED
     while budget > 0 and state.freed < state.checkpoint do

@@ -71,16 +71,11 @@ transition.define({
 
     groups.complete(run, record, args)
     events.log(run, "complete", {
-      "group",
-      args.group,
-      "member",
-      args.member,
-      "worker",
-      args.worker,
-      "tokens",
-      args.tokens,
-      "reward",
-      args.reward,
+      group = args.group,
+      member = args.member,
+      worker = args.worker,
+      tokens = args.tokens,
+      reward = args.reward,
     })
     if run.config.max_inflight then
       events.signal(run, "inflight")

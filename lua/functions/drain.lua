@@ -23,7 +23,7 @@ transition.define({
     if not record.draining then
       record.draining = true
       workers.write(run, record)
-      events.log(run, "draining", { "worker", args.worker, "reason", args.reason, "by", args.by })
+      events.log(run, "draining", { worker = args.worker, reason = args.reason, by = args.by })
       events.signal(run, "drain")
     end
     return { claims = workers.count_claims(run, args.worker) }

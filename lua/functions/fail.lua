@@ -28,18 +28,11 @@ transition.define({
     local record = groups.read(run, args.group)
     groups.running(record, args.member, args.token, args.worker)
     workers.note_error(run, args.worker, args.error)
-    events.log(run, "release", {
-      "group",
-      args.group,
-      "member",
-      args.member,
-      "worker",
-      args.worker,
-      "failed",
-      1,
-      "reason",
-      args.error,
-    })
+    events.log(
+      run,
+      "release",
+      { group = args.group, member = args.member, worker = args.worker, failed = 1, reason = args.error }
+    )
     local status = workers.reopen(run, record, args.member, true, false, args.error)
     events.signal(run, "release")
     return { status = status }

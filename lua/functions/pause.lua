@@ -14,7 +14,7 @@ transition.define({
   apply = function(run, args)
     if run.state.paused == 0 then
       context.set(run, "paused", 1)
-      events.log(run, "paused", { "reason", args.reason, "by", args.by })
+      events.log(run, "paused", { reason = args.reason, by = args.by })
       events.signal(run, "pause")
     end
     return {}

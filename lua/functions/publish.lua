@@ -43,19 +43,14 @@ transition.define({
       context.set(run, "version", args.version)
       context.add(run, "trained", run.config.batch_size)
       redis.call("HSET", run.key.weights, text.int(args.version), args.weights)
-      events.log(run, "publish", {
-        "version",
-        args.version,
-        "trainer",
-        args.trainer,
-        "weights",
-        args.weights,
-        "metrics",
-        args.metrics,
-      })
+      events.log(
+        run,
+        "publish",
+        { version = args.version, trainer = args.trainer, weights = args.weights, metrics = args.metrics }
+      )
       if run.config.total_steps and args.version >= run.config.total_steps then
         context.set(run, "ended", 1)
-        events.log(run, "ended", { "reason", "total_steps" })
+        events.log(run, "ended", { reason = "total_steps" })
       end
       events.signal(run, "publish")
     end

@@ -33,16 +33,11 @@ transition.define({
     if args.prefix ~= "" then
       groups.keep_prefix(run, args, member)
     end
-    events.log(run, "release", {
-      "group",
-      args.group,
-      "member",
-      args.member,
-      "worker",
-      args.worker,
-      "reason",
-      args.reason,
-    })
+    events.log(
+      run,
+      "release",
+      { group = args.group, member = args.member, worker = args.worker, reason = args.reason }
+    )
     local status = workers.reopen(run, record, args.member, false, true, args.reason)
     events.signal(run, "release")
     return { status = status }

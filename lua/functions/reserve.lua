@@ -47,18 +47,12 @@ local function lease(run, out, record, worker, version, room, waited)
     out[#out + 1] = groups.claim(record, m, buffer, slot)
   end
   events.log(run, what, {
-    "group",
-    record.group,
-    "ordinal",
-    record.ordinal,
-    "members",
-    table.concat(given, ","),
-    "at",
-    text.place(buffer, slot),
-    "v_traj",
-    record.v,
-    "worker",
-    worker,
+    group = record.group,
+    ordinal = record.ordinal,
+    members = given,
+    at = text.place(buffer, slot),
+    v_traj = record.v,
+    worker = worker,
   })
   return room
 end

@@ -23,7 +23,7 @@ transition.define({
     if not supply.revive(run, args.ordinal) then
       refuse.with("NOT_READY", "prompt %d is not a dead letter; `roq dead` lists them", args.ordinal)
     end
-    events.log(run, "revived", { "ordinal", args.ordinal, "reason", args.reason, "by", args.by })
+    events.log(run, "revived", { ordinal = args.ordinal, reason = args.reason, by = args.by })
     events.signal(run, "revived")
     return { status = "requeued" }
   end,

@@ -151,7 +151,7 @@ transition.define({
     if not slots.is_ready(run, buffer) then
       if starved(run) then
         context.set(run, "ended", 1)
-        events.log(run, "ended", { "reason", "prompts_exhausted" })
+        events.log(run, "ended", { reason = "prompts_exhausted" })
         events.signal(run, "ended")
         events.signal_trainer(run, "ended")
       end
@@ -164,7 +164,7 @@ transition.define({
     redis.call("HSET", run.key.batches, text.int(buffer), table.concat(ids, " "))
     context.set(run, "frontier", buffer + 1)
     reset_timeout(run)
-    events.log(run, "take", { "version", buffer, "trainer", args.trainer, "groups", table.concat(ids, " ") })
+    events.log(run, "take", { version = buffer, trainer = args.trainer, groups = ids })
     return batch_reply(run, buffer, ids)
   end,
 })

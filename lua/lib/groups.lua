@@ -289,16 +289,11 @@ function M.retire(run, record, fate, reason, by)
   M.delete(run, record)
   local outcome = fates[fate](run, record, reason)
   events.log(run, outcome, {
-    "group",
-    record.group,
-    "ordinal",
-    record.ordinal,
-    "from",
-    kind .. " " .. text.place(buffer, slot),
-    "reason",
-    reason,
-    "by",
-    by,
+    group = record.group,
+    ordinal = record.ordinal,
+    from = kind .. " " .. text.place(buffer, slot),
+    reason = reason,
+    by = by,
   })
   events.signal(run, outcome)
   return outcome

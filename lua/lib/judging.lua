@@ -24,28 +24,19 @@ function M.occupy(run, record)
     groups.delete(run, record)
     context.add(run, "discarded", 1)
     events.log(run, "discarded", {
-      "group",
-      record.group,
-      "ordinal",
-      record.ordinal,
-      "from",
-      "reserved " .. text.place(from_buffer, from_slot),
-      "reason",
-      "surplus",
+      group = record.group,
+      ordinal = record.ordinal,
+      from = "reserved " .. text.place(from_buffer, from_slot),
+      reason = "surplus",
     })
     return { status = "surplus" }
   end
   groups.write(run, record)
-  events.log(run, "occupy", {
-    "group",
-    record.group,
-    "ordinal",
-    record.ordinal,
-    "at",
-    text.place(buffer, slot),
-    "v_traj",
-    record.v,
-  })
+  events.log(
+    run,
+    "occupy",
+    { group = record.group, ordinal = record.ordinal, at = text.place(buffer, slot), v_traj = record.v }
+  )
   local ready
   if slots.counts(run, buffer).occupied == run.config.batch_size then
     ready = buffer
@@ -63,7 +54,7 @@ local function begin(run, record, worker)
   groups.issue(run, record, 0, worker)
   slots.reindex(run, record.group, record.v, buffer, slot)
   groups.write(run, record)
-  events.log(run, "judging", { "group", record.group, "ordinal", record.ordinal, "worker", worker })
+  events.log(run, "judging", { group = record.group, ordinal = record.ordinal, worker = worker })
   return { status = "judging", judgement = groups.claim(record, 0, buffer, slot) }
 end
 
@@ -79,16 +70,11 @@ function M.advance(run, record, worker)
   end
   local spare = groups.cancel_open(run, record, "group_complete")
   if #spare > 0 then
-    events.log(run, "cancelled", {
-      "group",
-      record.group,
-      "ordinal",
-      record.ordinal,
-      "members",
-      table.concat(spare, ","),
-      "reason",
-      "group_complete",
-    })
+    events.log(
+      run,
+      "cancelled",
+      { group = record.group, ordinal = record.ordinal, members = spare, reason = "group_complete" }
+    )
   end
   record.v = groups.oldest(record)
   if run.config.post_process then

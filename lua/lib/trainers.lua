@@ -37,7 +37,7 @@ function M.attach(run, trainer)
     end
     context.set(run, "trainer", trainer)
     context.set(run, "stuck_since", nil) -- it begins to wait only now
-    events.log(run, "trainer_joined", { "trainer", trainer })
+    events.log(run, "trainer_joined", { trainer = trainer })
   end
   M.seen(run)
   return trainer ~= current

@@ -30,7 +30,7 @@ function M.touch(run, worker)
   local record = { worker = worker, since = run.now, draining = left and tonumber(left) % 1 ~= 0 or nil }
   redis.call("ZREM", run.key.departed, worker)
   M.write(run, record)
-  events.log(run, "worker_joined", { "worker", worker })
+  events.log(run, "worker_joined", { worker = worker })
   return record
 end
 
@@ -146,7 +146,7 @@ local function expire(run, worker, name)
   local member = record and groups.part(record, m)
   if member and member.worker == worker then
     M.tell_cancelled(run, worker, name, member.token, "lease_expired")
-    events.log(run, "expired", { "group", group, "member", m, "worker", worker })
+    events.log(run, "expired", { group = group, member = m, worker = worker })
     M.reopen(run, record, m, true, true, "the lease of " .. worker .. " ran out")
   end
 end
@@ -171,7 +171,7 @@ function M.reap(run)
       return true
     end
     M.remove(run, worker, true)
-    events.log(run, "worker_lost", { "worker", worker })
+    events.log(run, "worker_lost", { worker = worker })
     events.signal(run, "expired")
   end
 end

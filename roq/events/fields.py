@@ -8,6 +8,9 @@ from math import isfinite
 
 import msgspec
 
+from roq.protocol.events import EVENTS as DECLARED
+from roq.protocol.events import Field
+
 __all__ = ["EVENTS", "is_id", "refuse_bad_fields"]
 
 _NUMBER = r"\d{1,16}"  # every number of the library is below 2^53
@@ -44,36 +47,26 @@ def _metrics(text: str) -> bool:
         return False
 
 
-_whole = (_matches(_NUMBER), "a whole number")
-_FIELDS: dict[str, tuple[Callable[[str], bool], str]] = {
-    **dict.fromkeys(("group", "ordinal", "member", "v_traj", "version", "tokens", "missing"), _whole),
-    "at": (_matches(_PLACE), "a place such as 3.1"),
+_KINDS: dict[str, tuple[Callable[[str], bool], str]] = {
+    "integer": (_matches(_NUMBER), "a whole number"),
+    "float": (_finite, "a finite number"),
+    "place": (_matches(_PLACE), "a place such as 3.1"),
     "members": (_matches(rf"{_NUMBER}(,{_NUMBER})*"), "a list such as 1,2"),
     "groups": (_matches(rf"{_NUMBER}( {_NUMBER})*"), "a list such as 1 2"),
     "moves": (_matches(rf"({_MOVE}( {_MOVE})*)?"), "a list such as 7:3.1>2.4"),
-    "reward": (_finite, "a finite number"),
     "metrics": (_metrics, "a JSON object of finite numbers"),
+    "text": (lambda _text: True, "text"),
 }
-_ANYWHERE = ("group", "groups", "moves", "missing")  # read of events whose kind is not known, too
-_LEFT = ("group", "ordinal")
-_ISSUED = ("group", "ordinal", "members", "at", "v_traj", "worker")
-_NEEDED: dict[str, tuple[str, ...]] = {
-    "archive": ("run", "config"),
-    **dict.fromkeys(("reserve", "issue", "reissue"), _ISSUED),
-    "complete": ("group", "member", "worker", "tokens", "reward"),
-    "cancelled": ("group", "members"),
-    "judging": ("group", "worker"),
-    "occupy": ("group", "ordinal", "at", "v_traj"),
-    **dict.fromkeys(("requeued", "discarded", "filtered", "dead"), _LEFT),
-    **dict.fromkeys(("release", "expired"), ("group", "member", "worker")),
-    "revived": ("ordinal",),
-    "take": ("version", "groups"),
-    **dict.fromkeys(("publish", "checkpointed"), ("version",)),
-    **dict.fromkeys(("worker_joined", "worker_left", "worker_lost", "draining"), ("worker",)),
-    "trainer_joined": ("trainer",),
-    **dict.fromkeys(("created", "gap", "paused", "resumed", "ended"), ()),
+_OPTIONAL_COUNT, _TEXT = Field("integer", optional=True), Field("text", optional=False)
+# What an archive adds: its first line, and what stands for events that were trimmed.
+_OWN = {"archive": {"run": _TEXT, "config": _TEXT}, "gap": {"missing": _OPTIONAL_COUNT}}
+_ANY = {  # read of events whose name is not known, too
+    "group": _OPTIONAL_COUNT,
+    "groups": Field("groups", optional=True),
+    "moves": Field("moves", optional=True),
+    "missing": _OPTIONAL_COUNT,
 }
-EVENTS = tuple(name for name in _NEEDED if name != "archive")
+EVENTS = (*DECLARED, "gap")
 """The events that this version knows, and ``gap``, which stands for those that were trimmed."""
 
 
@@ -84,12 +77,11 @@ def refuse_bad_fields(fields: Mapping[str, str]) -> None:
         ValueError: a field is missing, or holds what it cannot.
     """
     name = fields["event"]
-    needed = _NEEDED.get(name)
-    for field in needed or ():
-        if field not in fields:
-            raise ValueError(f"the event {name!r} has no {field!r}")
-    for field in _ANYWHERE if needed is None else fields:
-        if field in fields and field in _FIELDS:
-            fits, what = _FIELDS[field]
+    known = DECLARED.get(name) or _OWN.get(name)
+    for field, declared in {**_ANY, **(known or {})}.items():
+        if field in fields:
+            fits, what = _KINDS[declared.kind]
             if not fits(fields[field]):
                 raise ValueError(f"{field} is {fields[field][:_MOST_SHOWN]!r}, not {what}")
+        elif not declared.optional:
+            raise ValueError(f"the event {name!r} has no {field!r}")

@@ -6,7 +6,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-__all__ = ["NAME", "REVISION", "older_than_ours", "source", "version"]
+__all__ = ["NAME", "REVISION", "lua_text", "older_than_ours", "source", "version"]
 
 NAME = "roq"
 REVISION = 2  # raise it with every change that an older client, or an existing run, could not live with
@@ -34,6 +34,11 @@ def _folder() -> Path:
     here = Path(__file__).resolve().parents[1]
     installed = here / "lua"
     return installed if installed.is_dir() else here.parent / "lua"
+
+
+def lua_text(path: str) -> str:
+    """The text of a file below ``lua/``, such as "lib/events.lua"."""
+    return (_folder() / path).read_text()
 
 
 @cache

@@ -188,7 +188,7 @@ LINES = (
      "reward": "-1.5e-3"},
     {"id": "4-0", "event": "occupy", "group": "1", "ordinal": "0", "at": "0.1", "v_traj": "0"},
     {"id": "5-0", "event": "take", "version": "0", "groups": "1", "trainer": "t"},
-    {"id": "6-0", "event": "publish", "version": "1", "metrics": '{"loss":1.5}'},
+    {"id": "6-0", "event": "publish", "version": "1", "trainer": "t", "metrics": '{"loss":1.5}'},
     {"id": "6-1", "event": "hyperspace", "at": "nowhere", "version": "new"},
 )  # fmt: skip
 BAD = [
