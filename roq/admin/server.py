@@ -65,8 +65,8 @@ def ping(url: str) -> Literal["ready", "loading", "away"]:
     return "ready"
 
 
-def wait_for_server(url: str, timeout_s: float = 60.0, say: Callable[[str], None] = lambda _: None) -> None:
-    """Return once the server answers; ``say`` hears once a wait begins and every 10 s of it.
+def wait_for_server(url: str, timeout_s: float = 60.0, log: Callable[[str], None] = lambda _: None) -> None:
+    """Return once the server answers; ``log`` is called when a wait begins and every 10 s of it.
 
     Raises:
         ConfigError: the URL is wrong, or the server refuses its user or password.
@@ -99,7 +99,7 @@ def wait_for_server(url: str, timeout_s: float = 60.0, say: Callable[[str], None
             raise ServerUnavailable(f"{away}; start it, or correct the URL")
         if waited >= told:
             told += 10.0
-            say(f"waiting for the server at {masked(url)}, {timeout_s - waited:.0f} s more ({reason})")
+            log(f"waiting for the server at {masked(url)}, {timeout_s - waited:.0f} s more ({reason})")
         time.sleep(0.2)
 
 

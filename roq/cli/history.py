@@ -181,12 +181,12 @@ def audit(target: Target | None, file: Path | None, json_: bool) -> None:
     if json_:
         echo_json(found)
     else:
-        _say(found)
+        _print(found)
     if found.problems:
         raise SystemExit(1)
 
 
-def _say(found: Audit) -> None:
+def _print(found: Audit) -> None:
     fates = " + ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in found.fates.items())
     click.echo(f"{found.events} events: {found.issued} prompts issued = {fates or 0}")
     rows = sorted(found.staleness.items())

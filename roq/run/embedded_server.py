@@ -146,7 +146,7 @@ class EmbeddedServer:
         record = self.record
         return record is not None and record.alive
 
-    def start(self, say: Callable[[str], None] = lambda _: None) -> bool:
+    def start(self, log: Callable[[str], None] = lambda _: None) -> bool:
         """Start it, or attach to it when it runs already; returns whether it was started now.
 
         Raises:
@@ -162,7 +162,7 @@ class EmbeddedServer:
             if self.alive or ping(self.url) != "away":  # starting, loading, or its record was never written
                 if not self.alive:
                     self._write_record(binary)
-                self._wait_ready(say)
+                self._wait_ready(log)
                 return False
             self._choose_socket()
             paths = {"socket": self.socket, "folder": self.folder, "pid": self._pid_file, "log": self.log}
@@ -181,8 +181,8 @@ class EmbeddedServer:
                 said = " ".join((started.stdout + started.stderr).split())[-500:]
                 raise self._failed(f"{binary} refused to start: {said}")
             self._write_record(binary)
-            self._wait_ready(say)
-        say(f"server started: {version}, data in {self.folder}")
+            self._wait_ready(log)
+        log(f"server started: {version}, data in {self.folder}")
         return True
 
     def stop(self) -> None:
@@ -240,7 +240,7 @@ class EmbeddedServer:
             return
         raise self._failed(f"the server ended, or wrote no pid file, within {START_S:g} s of its start")
 
-    def _wait_ready(self, say: Callable[[str], None]) -> None:
+    def _wait_ready(self, log: Callable[[str], None]) -> None:
         begun = time.monotonic()
         told = False
         while True:
@@ -256,7 +256,7 @@ class EmbeddedServer:
                 raise self._failed(f"the server {doing} for {waited:.0f} s")
             if state == "loading" and waited > 1 and not told:
                 told = True
-                say("the server is reading its data back")
+                log("the server is reading its data back")
             time.sleep(0.02)
 
     def _failed(self, what: str) -> ServerFailed:

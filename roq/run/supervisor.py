@@ -84,7 +84,7 @@ class Supervisor:
         run_dir: the run's folder.
         commands: what should run, by name; ``trainer`` is the trainer, all others are workers.
         env: the environment of the processes.
-        say: hears every start, end and restart.
+        log: called with a line for every start, end and restart.
         restarts: when an ended process is started again.
     """
 
@@ -93,12 +93,12 @@ class Supervisor:
         run_dir: Path,
         commands: Mapping[str, Sequence[str]],
         env: Mapping[str, str],
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         restarts: Restarts | None = None,
     ) -> None:
         self._folder = run_dir
         self._env = env
-        self._say = say
+        self._log = log
         self._restarts = restarts or Restarts()
         self._children = [
             _Child(name, command, run_dir / "logs" / f"{name}.log") for name, command in commands.items()
@@ -120,14 +120,14 @@ class Supervisor:
             if record is not None and record.alive:
                 child.record, child.popen, child.begun = record, None, time.monotonic()
                 child.begun_version = version
-                self._say(f"{child.name} runs (pid {record.pid}): attached")
+                self._log(f"{child.name} runs (pid {record.pid}): attached")
             elif ended:
                 child.done = True
             else:
                 self._start(child, version)
         surplus = [record for record in recorded.values() if record.alive]
         for record in surplus:
-            self._say(f"{record.name} (pid {record.pid}) is no longer asked for: stopping it")
+            self._log(f"{record.name} (pid {record.pid}) is no longer asked for: stopping it")
         stop(surplus, 20.0)
         self._write()
 
@@ -186,7 +186,7 @@ class Supervisor:
         child.record, child.popen = spawn(child.name, child.command, child.log, self._env)
         child.begun, child.begun_version = time.monotonic(), version
         self._write()  # at once: a process that is not on record would be doubled
-        self._say(f"{child.name} started (pid {child.record.pid}), log {child.log}")
+        self._log(f"{child.name} started (pid {child.record.pid}), log {child.log}")
 
     def _ended(self, child: _Child, version: int, ended: bool) -> None:
         assert child.record is not None
@@ -199,7 +199,7 @@ class Supervisor:
             return
         if child.name != "trainer" and child.code == 0:
             child.done = True
-            self._say(f"{child.name} was drained and has left; the run goes on without it")
+            self._log(f"{child.name} was drained and has left; the run goes on without it")
             return
         if lived >= self._restarts.healthy_s and version > child.begun_version:
             child.failures = 0
@@ -209,16 +209,16 @@ class Supervisor:
         if child.code == ConfigError.exit_code or child.failures >= self._restarts.most:
             times = f"{child.failures} times in a row" if child.failures > 1 else "and cannot go on"
             child.fatal = f"{child.name} {how} {times}; {child.log} ends: {_last_error(child.log)}"
-            self._say(child.fatal)
+            self._log(child.fatal)
             return
         pause = min(self._restarts.longest_s, self._restarts.first_s * 2 ** (child.failures - 1))
         child.again_at = time.monotonic() + pause
-        self._say(
+        self._log(
             f"{child.name} {how} after {lived:.0f} s; starting it again in {pause:g} s "
             f"(failure {child.failures} of at most {self._restarts.most}); the end of its log:"
         )
         for line in last or ["(empty)"]:
-            self._say(f"    {line}")
+            self._log(f"    {line}")
 
     @property
     def folder_is_gone(self) -> bool:

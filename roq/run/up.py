@@ -152,14 +152,14 @@ def up(
         return summary, signals[0] if signals else 0
 
 
-def down(job: Job, say: Callable[[str], None]) -> None:
+def down(job: Job, log: Callable[[str], None]) -> None:
     """Stop what runs of a run folder: its supervisor, workers and trainer, then its server.
 
     ``roq up`` goes on from there later.
     """
     folder = Path(job.run.dir)
     if (supervisor := running_supervisor(folder)) is not None:
-        say(f"stopping roq up (pid {supervisor.pid})")
+        log(f"stopping roq up (pid {supervisor.pid})")
         send(supervisor, signal.SIGTERM)
         deadline = time.monotonic() + _grace(job) + 30
         while supervisor.alive and time.monotonic() < deadline:
@@ -167,14 +167,14 @@ def down(job: Job, say: Callable[[str], None]) -> None:
         finish(supervisor)
     running = [record for record in read_records(folder / "pids.json").values() if record.alive]
     for record in running:
-        say(f"stopping {record.name} (pid {record.pid})")
+        log(f"stopping {record.name} (pid {record.pid})")
     for record in stop(running, _grace(job)):
-        say(f"{record.name} did not leave within {_grace(job):.0f} s and was killed")
+        log(f"{record.name} did not leave within {_grace(job):.0f} s and was killed")
     server = EmbeddedServer(folder)
     if server.alive:
-        say("stopping the server")
+        log("stopping the server")
         server.stop()
-    say(f"nothing of run {job.run.name} runs on this machine now; its state is kept")
+    log(f"nothing of run {job.run.name} runs on this machine now; its state is kept")
 
 
 def _grace(job: Job) -> float:
