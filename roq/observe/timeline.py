@@ -30,80 +30,6 @@ MUCH = 0.2  # share of its time that a side may wait before it counts as waiting
 NOTABLE = 0.1  # share of a wait from which on a part of it is told
 
 
-class Timeline(msgspec.Struct):
-    """What happened in a run.
-
-    Attributes:
-        run, eta: its name ("" when unknown) and its maximum staleness.
-        began, at_work, until: time of the first event, of the first trajectory issued, and of the last event.
-        ended: whether it reached its end.
-        steps: the batches, in order.
-        groups: all groups, by number.
-        attached: when each worker was there. idle: when each of these had nothing in flight.
-        pauses: when admission was paused.
-        expired, released: claims lost with a lease, and given back.
-        missing: events missing in gaps; None if not even how many is known.
-        whole: whether the events begin with the run's creation and none is missing.
-        generated: tokens that the engines made, the unfinished included; None when nobody counted.
-    """
-
-    run: str = ""
-    eta: int = 0
-    began: float = 0.0
-    at_work: float = 0.0
-    until: float = 0.0
-    ended: bool = False
-    steps: list[Batch] = []
-    groups: dict[int, GroupHistory] = {}
-    attached: dict[str, list[Span]] = {}
-    idle: dict[str, list[Span]] = {}
-    pauses: list[Span] = []
-    expired: int = 0
-    released: int = 0
-    missing: int | None = 0
-    whole: bool = True
-    generated: int | None = None
-
-    @property
-    def wall_s(self) -> float:
-        """From the first event to the last."""
-        return self.until - self.began
-
-    @property
-    def work_s(self) -> float:
-        """From the first trajectory issued to the last event."""
-        return self.until - self.at_work
-
-    @property
-    def waits(self) -> list[Span]:
-        """When the trainer waited for a batch."""
-        spans = [(s.waited_from, s.taken) for s in self.steps if s.waited_from is not None]
-        last = self.steps[-1].published if self.steps else None
-        return spans if last is None or self.ended else [*spans, (last, self.until)]
-
-    def tokens(self) -> dict[str, int]:
-        """Finished response tokens by what became of their group; ``open``: it is still in the run."""
-        found: Counter[str] = Counter()
-        for group in self.groups.values():
-            known = group.state if group.state in ("trained", *FATES) else "open"
-            found[known] += group.tokens
-        return dict(found)
-
-    def idle_share(self, span: Span) -> float | None:
-        """Share of the workers' time in ``span`` that they had nothing in flight; None without workers."""
-        there = sum(overlap(spans, span) for spans in self.attached.values())
-        return sum(overlap(spans, span) for spans in self.idle.values()) / there if there > 0 else None
-
-
-def overlap(spans: Iterable[Span], span: Span) -> float:
-    """Seconds of ``span`` that lie in ``spans``, which do not overlap each other.
-
-    >>> overlap([(0.0, 2.0), (3.0, 9.0)], (1.0, 4.0))
-    2.0
-    """
-    return sum(max(0.0, min(end, span[1]) - max(start, span[0])) for start, end in spans)
-
-
 class _Spans:
     """Spans in which something was true of each of several things."""
 
@@ -123,63 +49,122 @@ class _Spans:
             self.end(name, time)
 
 
-class _Recorder(Replay):
-    """Notes when the workers and admission were in which state."""
+class Timeline(Replay):
+    """A run's events in the shape that a report needs; made by :func:`timeline_of`.
+
+    Attributes:
+        steps: the batches, in order.
+        attached: when each worker was there. idle: when each of these had nothing in flight.
+        generated: tokens that the engines made, the unfinished included; None when nobody counted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Batch] = []
-        self.attached, self.unused, self.stopped = _Spans(), _Spans(), _Spans()
+        self._attached, self._idle, self._pauses = _Spans(), _Spans(), _Spans()
+        self.attached, self.idle = self._attached.spans, self._idle.spans
+        self._reserved: float | None = None
+        self.generated: int | None = None
+
+    @property
+    def eta(self) -> int:
+        """Its maximum staleness; without a configuration, the farthest that a group was reserved ahead."""
+        return self.ahead if self.config is None else self.config.eta
+
+    @property
+    def at_work(self) -> float:
+        """When the first trajectory was issued."""
+        return self.began if self._reserved is None else self._reserved
+
+    @property
+    def pauses(self) -> list[Span]:
+        """When admission was paused."""
+        return self._pauses.spans.get("run", [])
+
+    @property
+    def wall_s(self) -> float:
+        """From the first event to the last."""
+        return self.time - self.began
+
+    @property
+    def work_s(self) -> float:
+        """From the first trajectory issued to the last event."""
+        return self.time - self.at_work
+
+    @property
+    def waits(self) -> list[Span]:
+        """When the trainer waited for a batch."""
+        spans = [(s.waited_from, s.taken) for s in self.steps if s.waited_from is not None]
+        last = self.steps[-1].published if self.steps else None
+        return spans if last is None or self.ended else [*spans, (last, self.time)]
+
+    def tokens(self) -> dict[str, int]:
+        """Finished response tokens by what became of their group; ``open``: it is still in the run."""
+        found: Counter[str] = Counter()
+        for group in self.groups.values():
+            known = group.state if group.state in ("trained", *FATES) else "open"
+            found[known] += group.tokens
+        return dict(found)
+
+    def idle_share(self, span: Span) -> float | None:
+        """Share of the workers' time in ``span`` that they had nothing in flight; None without workers."""
+        there = sum(overlap(spans, span) for spans in self.attached.values())
+        return sum(overlap(spans, span) for spans in self.idle.values()) / there if there > 0 else None
 
     def on_worker_joined(self, worker: str) -> None:
-        self.attached.begin(worker, self.time)
-        self.unused.begin(worker, self.time)
+        """Begin its spans."""
+        self._attached.begin(worker, self.time)
+        self._idle.begin(worker, self.time)
 
     def on_worker_left(self, worker: str) -> None:
-        self.attached.end(worker, self.time)
-        self.unused.end(worker, self.time)
+        """End its spans."""
+        self._attached.end(worker, self.time)
+        self._idle.end(worker, self.time)
 
     def on_busy(self, worker: str) -> None:
-        self.unused.end(worker, self.time)
+        """End a span without work."""
+        self._idle.end(worker, self.time)
 
     def on_idle(self, worker: str) -> None:
-        self.unused.begin(worker, self.time)
+        """Begin a span without work."""
+        self._idle.begin(worker, self.time)
+
+    def on_reserved(self, group: GroupHistory, worker: str) -> None:  # noqa: ARG002
+        """Note when the work began."""
+        if self._reserved is None:
+            self._reserved = self.time
 
     def on_taken(self, batch: Batch) -> None:
+        """Note a step."""
         self.steps.append(batch)
 
     def on_paused(self, paused: bool) -> None:
-        (self.stopped.begin if paused else self.stopped.end)("run", self.time)
+        """Begin or end a pause."""
+        (self._pauses.begin if paused else self._pauses.end)("run", self.time)
+
+    def close(self) -> None:
+        """There are no more events: what lasts, lasts until the newest one."""
+        for spans in (self._attached, self._idle, self._pauses):
+            spans.close(self.time)
+
+
+def overlap(spans: Iterable[Span], span: Span) -> float:
+    """Seconds of ``span`` that lie in ``spans``, which do not overlap each other.
+
+    >>> overlap([(0.0, 2.0), (3.0, 9.0)], (1.0, 4.0))
+    2.0
+    """
+    return sum(max(0.0, min(end, span[1]) - max(start, span[0])) for start, end in spans)
 
 
 def timeline_of(events: Iterable[Event], config: RunConfig | None = None, run: str = "") -> Timeline:
-    """The timeline of a run's events; ``config`` and ``run`` are found in an archive's first line too.
-
-    Without a configuration, eta is the farthest that a group was reserved ahead.
-    """
-    found = _Recorder()
+    """The timeline of a run's events; ``config`` and ``run`` are found in an archive's first line too."""
+    timeline = Timeline()
     for event in events:
-        found.apply(event)
-    for spans in (found.attached, found.unused, found.stopped):
-        spans.close(found.time)
-    config = config or found.config
-    return Timeline(
-        run=run or found.run,
-        eta=found.ahead if config is None else config.eta,
-        began=found.began,
-        at_work=min((group.reserved for group in found.groups.values()), default=found.began),
-        until=found.time,
-        ended=found.ended,
-        steps=found.steps,
-        groups=found.groups,
-        attached=found.attached.spans,
-        idle=found.unused.spans,
-        pauses=found.stopped.spans.get("run", []),
-        expired=found.expired,
-        released=found.released,
-        missing=found.missing,
-        whole=found.whole,
-    )
+        timeline.apply(event)
+    timeline.close()
+    timeline.config, timeline.run = config or timeline.config, run or timeline.run
+    return timeline
 
 
 # ---- why -----------------------------------------------------------------------------------------
@@ -261,7 +246,7 @@ def wait_shares(timeline: Timeline) -> WaitShares | None:
     return WaitShares(
         trainer_s=round(wait, 3),
         trainer=wait / (wait + train) if wait + train else 0.0,
-        workers=timeline.idle_share((began, steps[-1].published or timeline.until)),
+        workers=timeline.idle_share((began, steps[-1].published or timeline.time)),
     )
 
 

@@ -73,7 +73,7 @@ def test_what_is_reckoned() -> None:
     assert timeline.attached == {"w0": [(2, 18)], "w1": [(2, 6)]}
     assert timeline.idle == {"w0": [(2, 3), (5, 7), (12, 14), (15, 18)], "w1": [(2, 3)]}
     assert timeline.idle_share((1, 18)) == pytest.approx(9 / 20)
-    assert (timeline.began, timeline.at_work, timeline.until) == (1, 3, 18)
+    assert (timeline.began, timeline.at_work, timeline.time) == (1, 3, 18)
     assert timeline.waits == [(2, 12), (14, 18)]
     assert timeline.pauses == [(16, 18)]
     assert cause(timeline, step) == (
