@@ -7,7 +7,7 @@ BASE_MODEL := models/base/model.safetensors
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types chaos search check lock docs clean
+.PHONY: help setup demo fast test lint format types chaos search check lock docs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -21,6 +21,10 @@ demo: setup $(BASE_MODEL)  ## train the example: server, two vLLM workers, a Meg
 
 $(BASE_MODEL):
 	@$(PYTHON_ENV) examples/make_base_model.py --out models/base
+
+fast:  ## set up and run every test that is not slow (about 3 minutes)
+	@scripts/setup --tests
+	@$(PYTHON_ENV) -m pytest -m "not slow" $(ARGS)
 
 test:  ## set up and run every test, fast ones first
 	@scripts/setup --tests
@@ -57,9 +61,10 @@ lock:  ## resolve requirements/cpu.in again, keeping what is locked
 	@scripts/setup
 	@scripts/lock
 
-docs:  ## write the parts of docs/ that come from the code
+docs:  ## write what comes from the code: parts of docs/, Grafana's dashboard
 	@$(PYTHON_ENV) scripts/config-reference
 	@$(PYTHON_ENV) scripts/docs
+	@$(PYTHON_ENV) scripts/dashboard
 	@$(PYTHON_ENV) scripts/architecture
 
 clean:  ## remove the environment, caches and builds (runs/ and models/ stay)

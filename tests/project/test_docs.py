@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import roq.events.event
 import roq.observe.plots
 import roq.observe.timeline
@@ -58,8 +60,9 @@ def test_the_configuration_reference_is_up_to_date() -> None:
     assert subprocess.run(command, check=False).returncode == 0, "run scripts/config-reference"
 
 
-def test_pages_are_up_to_date() -> None:
-    command = [sys.executable, ROOT / "scripts/docs", "--check"]
+@pytest.mark.parametrize("script", ["docs", "dashboard"])
+def test_generated_files_are_up_to_date(script: str) -> None:
+    command = [sys.executable, ROOT / "scripts" / script, "--check"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
