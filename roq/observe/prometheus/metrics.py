@@ -8,12 +8,13 @@ __all__ = ["FIGURES", "HELP", "METRICS", "Metric"]
 
 
 class Metric(NamedTuple):
-    """A metric: its labels beside ``run``, and what it is."""
+    """A metric: its labels besides ``run``, what it is, and its name in ``publish`` if it is in there."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     text: str
+    published: str = ""
 
 
 def _counter(name: str, text: str, *labels: str) -> Metric:
@@ -22,6 +23,10 @@ def _counter(name: str, text: str, *labels: str) -> Metric:
 
 def _gauge(name: str, text: str, *labels: str) -> Metric:
     return Metric(name, "gauge", labels, text)
+
+
+def _step(name: str, published: str, text: str) -> Metric:
+    return Metric(name, "gauge", (), text, published)
 
 
 def _histogram(name: str, text: str, *labels: str) -> Metric:
@@ -55,14 +60,16 @@ METRICS = (
     _histogram("roq_trainer_wait_seconds", "From publish to the next take"),
     _histogram("roq_staleness_versions", "Staleness of each group when it is taken"),
     _counter("roq_trained_tokens_total", "Response tokens taken for training"),
-    _gauge("roq_step_reward_mean", "Mean reward of the newest published step's batch"),
-    _gauge("roq_step_staleness_mean", "Mean staleness of its trajectories"),
-    _gauge("roq_step_staleness_max", "Greatest staleness of its trajectories"),
-    _gauge("roq_step_response_tokens_mean", "Mean response length of its trajectories"),
-    _gauge("roq_step_mismatch_kl", "k3 estimate between engine and trainer, nats a token"),
-    _gauge("roq_step_loss", "Its loss"),
-    _gauge("roq_step_grad_norm", "Its gradient norm"),
-    _gauge("roq_step_clip_fraction", "Share of its tokens whose ratio was clipped"),
+    _step("roq_step_reward_mean", "reward/mean", "Mean reward of the newest published step's batch"),
+    _step("roq_step_staleness_mean", "staleness/mean", "Mean staleness of its trajectories"),
+    _step("roq_step_staleness_max", "staleness/max", "Greatest staleness of its trajectories"),
+    _step(
+        "roq_step_response_tokens_mean", "response_length/mean", "Mean response length of its trajectories"
+    ),
+    _step("roq_step_mismatch_kl", "mismatch_kl", "k3 estimate between engine and trainer, nats a token"),
+    _step("roq_step_loss", "loss", "Its loss"),
+    _step("roq_step_grad_norm", "grad_norm", "Its gradient norm"),
+    _step("roq_step_clip_fraction", "clip_fraction", "Share of its tokens whose ratio was clipped"),
     # transitions
     _counter("roq_events_total", "Transitions, by the event they wrote; unknown ones as other", "event"),
     _counter("roq_missed_events_total", "Events that were trimmed before this process saw them"),
@@ -109,14 +116,5 @@ METRICS = (
 
 HELP = {metric.name: metric.text for metric in METRICS}
 
-FIGURES = {
-    "reward/mean": "roq_step_reward_mean",
-    "staleness/mean": "roq_step_staleness_mean",
-    "staleness/max": "roq_step_staleness_max",
-    "response_length/mean": "roq_step_response_tokens_mean",
-    "mismatch_kl": "roq_step_mismatch_kl",
-    "loss": "roq_step_loss",
-    "grad_norm": "roq_step_grad_norm",
-    "clip_fraction": "roq_step_clip_fraction",
-}
+FIGURES = {metric.published: metric.name for metric in METRICS if metric.published}
 """The trainer's figures that are passed on: their names in ``publish`` and here."""
