@@ -8,7 +8,8 @@ from typing import Any
 
 from roq.client.operations import config_fields, config_from_fields
 from roq.protocol import library
-from roq.protocol.invariants import Snapshot, problems
+from roq.protocol.invariants import problems
+from roq.protocol.snapshot import Snapshot
 
 __all__ = ["STATE", "problem_of"]
 

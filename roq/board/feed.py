@@ -28,7 +28,7 @@ from roq.errors import ConfigError, RoqError
 from roq.events.archive import archived_config, read_archive
 from roq.events.event import BEGINNING, Event, id_order
 from roq.protocol import functions
-from roq.protocol.invariants import Snapshot
+from roq.protocol.snapshot import Snapshot
 
 __all__ = ["ArchiveFeed", "Feed", "Message", "RunFeed", "config_of"]
 

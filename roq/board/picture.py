@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from roq.events.event import Event
-from roq.protocol.invariants import Snapshot
+from roq.protocol.snapshot import Snapshot
 
 __all__ = ["picture"]
 

@@ -15,7 +15,7 @@ import msgspec
 from roq.events.event import Event
 from roq.events.history import Batch, GroupHistory
 from roq.events.replay import Replay
-from roq.protocol.invariants import Snapshot
+from roq.protocol.snapshot import Snapshot
 
 __all__ = ["Audit", "audit_events"]
 

@@ -16,7 +16,7 @@ from roq.client.operations import Call
 from roq.events.fields import EVENTS
 from roq.events.follow import read_events
 from roq.protocol.functions import VERIFY
-from roq.protocol.invariants import Snapshot
+from roq.protocol.snapshot import Snapshot
 from tests.board.conftest import Board
 from tests.conftest import Server
 from tests.protocol.play import expire, trajectory

@@ -10,7 +10,7 @@ from roq import RunConfig, Scheduler
 from roq.events.audit import Audit, audit_events
 from roq.events.event import Event
 from roq.events.follow import read_events
-from roq.protocol.invariants import Snapshot
+from roq.protocol.snapshot import Snapshot
 from tests.protocol.play import Named, expire
 
 Events = list[dict[str, str]]

@@ -21,9 +21,10 @@ import redis
 from roq import RunConfig
 from roq.client.operations import config_fields
 from roq.protocol.functions import FUNCTIONS
-from roq.protocol.invariants import Snapshot, problems
+from roq.protocol.invariants import problems
 from roq.protocol.keys import NAMES, keys_of
 from roq.protocol.library import source
+from roq.protocol.snapshot import Snapshot
 from tests.conftest import Server
 
 __all__ = ["Found", "search"]

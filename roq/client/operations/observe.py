@@ -12,8 +12,8 @@ from roq.client.operations.commands import FETCH, PAGE, Call, Command, Operation
 from roq.events.audit import Audit, audit_events
 from roq.events.event import BEGINNING, Event, gap, id_order
 from roq.protocol import functions as f
-from roq.protocol.invariants import Snapshot
 from roq.protocol.records import GroupRecord
+from roq.protocol.snapshot import Snapshot
 from roq.types import CallStats, SlotStatus
 
 __all__ = ["ObserverOperations"]
