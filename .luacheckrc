@@ -6,8 +6,9 @@ std = {
     "math", "string", "table", "redis", "cjson", "cmsgpack", "struct", "bit", "KEYS", "ARGV",
     -- The client joins the files into one library (roq/protocol/library.py): each file of lua/lib is a local named
     -- after it, and the version and the revision are two more.
-    "arguments", "context", "events", "judging", "groups", "placement", "refuse", "replies", "slots", "supply", "text",
-    "trainers", "transition", "workers", "LIBRARY_VERSION", "LIBRARY_REVISION",
+    "arguments", "cancellations", "claims", "context", "events", "groups", "judging", "leases", "placement", "refuse",
+    "replies", "retire", "slots", "supply", "text", "trainers", "transition", "workers", "LIBRARY_VERSION",
+    "LIBRARY_REVISION",
   },
 }
 max_line_length = 120 -- StyLua wraps at 110 and leaves long strings alone

@@ -27,7 +27,7 @@ local function standing(run, record, worker)
   local kind, buffer, slot = slots.find(run, record.group)
   local judgement = record.judgement
   if judgement and judgement.state == "leased" and judgement.worker == worker then
-    return { status = "judging", judgement = groups.claim(record, 0, buffer, slot) }
+    return { status = "judging", judgement = claims.reply(record, 0, buffer, slot) }
   elseif kind == "reserved" then
     return { status = "open" }
   end
@@ -53,11 +53,11 @@ transition.define({
       refuse.with("INVALID", "member 0 is a group's post-processing; hand it in with judge")
     end
     local record = groups.read(run, args.group)
-    local member = groups.claimed(record, args.member, args.token, args.worker)
+    local member = claims.claimed(record, args.member, args.token, args.worker)
     if member.state == "complete" then
       return standing(run, record, args.worker)
     end
-    groups.check_size(run, args.payload)
+    claims.check_size(run, args.payload)
     if args.oldest < member.v or args.newest > run.state.version then
       refuse.with(
         "INVALID",
@@ -69,7 +69,7 @@ transition.define({
       )
     end
 
-    groups.complete(run, record, args)
+    claims.complete(run, record, args)
     events.log(run, "complete", {
       group = args.group,
       member = args.member,

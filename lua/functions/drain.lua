@@ -26,6 +26,6 @@ transition.define({
       events.log(run, "draining", { worker = args.worker, reason = args.reason, by = args.by })
       events.signal(run, "drain")
     end
-    return { claims = workers.count_claims(run, args.worker) }
+    return { claims = claims.count(run, args.worker) }
   end,
 })

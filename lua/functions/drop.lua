@@ -29,6 +29,6 @@ transition.define({
         kind and "finished" or "in a batch that was taken"
       )
     end
-    return { status = groups.retire(run, record, run.config.on_drop, args.reason, args.by) }
+    return { status = retire.group(run, record, run.config.on_drop, args.reason, args.by) }
   end,
 })

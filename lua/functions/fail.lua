@@ -26,14 +26,14 @@ transition.define({
   frees = true,
   apply = function(run, args)
     local record = groups.read(run, args.group)
-    groups.running(record, args.member, args.token, args.worker)
+    claims.running(record, args.member, args.token, args.worker)
     workers.note_error(run, args.worker, args.error)
     events.log(
       run,
       "release",
       { group = args.group, member = args.member, worker = args.worker, failed = 1, reason = args.error }
     )
-    local status = workers.reopen(run, record, args.member, true, false, args.error)
+    local status = leases.reopen(run, record, args.member, true, false, args.error)
     events.signal(run, "release")
     return { status = status }
   end,

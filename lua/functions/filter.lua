@@ -29,6 +29,6 @@ transition.define({
         kind and "unfinished" or "in a batch that was taken"
       )
     end
-    return { status = groups.retire(run, record, "filter", args.reason, args.by) }
+    return { status = retire.group(run, record, "filter", args.reason, args.by) }
   end,
 })

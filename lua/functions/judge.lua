@@ -51,15 +51,15 @@ transition.define({
   },
   apply = function(run, args)
     local record = groups.read(run, args.group)
-    groups.claimed(record, 0, args.token, args.worker)
+    claims.claimed(record, 0, args.token, args.worker)
     if args.keep > 1 then
       refuse.with("INVALID", "keep must be 1 (train it) or 0 (filter it), not %d", args.keep)
     end
     local advantages = read_advantages(record, args.advantages)
     if args.keep == 0 then
-      return { status = groups.retire(run, record, "filter", args.reason) }
+      return { status = retire.group(run, record, "filter", args.reason) }
     end
-    groups.post_processed(run, record, advantages)
+    claims.post_processed(run, record, advantages)
     if run.config.max_inflight then
       events.signal(run, "inflight")
     end

@@ -15,18 +15,18 @@ transition.define({
   arguments = { "worker:name" },
   frees = true,
   apply = function(run, args)
-    for _, name in ipairs(workers.claims(run, args.worker, BATCH)) do
+    for _, name in ipairs(claims.names_of(run, args.worker, BATCH)) do
       local group, m = text.parse_member(name)
-      workers.reopen(run, groups.read(run, group), m, false, true, "detach")
+      leases.reopen(run, groups.read(run, group), m, false, true, "detach")
       events.log(run, "release", { group = group, member = m, worker = args.worker })
       events.signal(run, "release")
     end
-    local left = workers.count_claims(run, args.worker)
+    local left = claims.count(run, args.worker)
     if left == 0 then
       if redis.call("ZSCORE", run.key.heartbeats, args.worker) then
         events.log(run, "worker_left", { worker = args.worker })
       end
-      workers.remove(run, args.worker, false) -- also one that was lost: it asks for nothing more
+      leases.remove(run, args.worker, false) -- also one that was lost: it asks for nothing more
     end
     return { left = left }
   end,

@@ -20,7 +20,7 @@ transition.define({
     if not location then
       refuse.with("NO_WEIGHTS", "weights of version %d are not registered; pin the newest instead", version)
     end
-    workers.touch(run, args.worker)
+    leases.touch(run, args.worker)
     workers.pin(run, args.worker, version)
     return { version = version, location = location, sender = trainers.sender(run) }
   end,

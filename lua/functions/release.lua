@@ -29,16 +29,16 @@ transition.define({
   frees = true,
   apply = function(run, args)
     local record = groups.read(run, args.group)
-    local member = groups.running(record, args.member, args.token, args.worker)
+    local member = claims.running(record, args.member, args.token, args.worker)
     if args.prefix ~= "" then
-      groups.keep_prefix(run, args, member)
+      claims.keep_prefix(run, args, member)
     end
     events.log(
       run,
       "release",
       { group = args.group, member = args.member, worker = args.worker, reason = args.reason }
     )
-    local status = workers.reopen(run, record, args.member, false, true, args.reason)
+    local status = leases.reopen(run, record, args.member, false, true, args.reason)
     events.signal(run, "release")
     return { status = status }
   end,

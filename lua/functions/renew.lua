@@ -16,8 +16,8 @@ transition.define({
   arguments = { "worker:name", "version:optional", "info:text", "acknowledged:integer" },
   frees = true,
   apply = function(run, args)
-    local record = workers.touch(run, args.worker)
-    workers.reap(run)
+    local record = leases.touch(run, args.worker)
+    leases.maintain(run)
     if args.version >= 0 or args.info ~= "" then
       if args.version >= 0 then
         record.version = args.version
@@ -28,7 +28,7 @@ transition.define({
       end
       workers.write(run, record)
     end
-    local cancelled, newest = workers.cancellations(run, args.worker, args.acknowledged)
+    local cancelled, newest = cancellations.read(run, args.worker, args.acknowledged)
     return {
       version = run.state.version,
       cancelled = text.array(cancelled),

@@ -32,7 +32,7 @@ local function lease(run, out, record, worker, version, room, waited)
         redis.call("ZREM", run.key.pending, text.member(record.group, m))
         what = member.reissue and "reissue" or what
       end
-      groups.issue(run, record, m, worker, version)
+      claims.issue(run, record, m, worker, version)
       given[#given + 1] = m
       room = room - 1
     end
@@ -44,7 +44,7 @@ local function lease(run, out, record, worker, version, room, waited)
   end
   groups.write(run, record)
   for _, m in ipairs(given) do
-    out[#out + 1] = groups.claim(record, m, buffer, slot)
+    out[#out + 1] = claims.reply(record, m, buffer, slot)
   end
   events.log(run, what, {
     group = record.group,
@@ -123,7 +123,7 @@ local function admit(run, out, args, room)
     room = lease(run, out, record, args.worker, args.version, room, false)
     for m, member in ipairs(record.members) do
       if member.state == "pending" then
-        groups.queue(run, record, m)
+        claims.queue(run, record, m)
         events.signal(run, "members")
       end
     end
@@ -146,10 +146,10 @@ transition.define({
     local out, refused = {}
     if run.state.ended == 1 then
       refused = "exhausted"
-    elseif workers.touch(run, args.worker).draining then
+    elseif leases.touch(run, args.worker).draining then
       refused = "draining"
     else
-      local more = workers.reap(run)
+      local more = leases.maintain(run)
       local asked = math.min(args.limit, MOST)
       local room = asked
       if run.config.max_inflight then

@@ -16,9 +16,9 @@ transition.define({
   arguments = { "group:integer", "member:integer", "token:integer", "worker:name", "prefix:bytes" },
   apply = function(run, args)
     local record = groups.read(run, args.group)
-    local member = groups.running(record, args.member, args.token, args.worker)
+    local member = claims.running(record, args.member, args.token, args.worker)
     local first = not member.prefix
-    groups.keep_prefix(run, args, member)
+    claims.keep_prefix(run, args, member)
     if first then
       groups.write(run, record)
     end

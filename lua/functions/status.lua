@@ -86,7 +86,7 @@ local function worker_list(run)
     out[#out + 1] = {
       worker = worker,
       version = record.version,
-      claims = workers.count_claims(run, worker),
+      claims = claims.count(run, worker),
       lease_left_s = seconds(tonumber(alive[i + 1]) - run.now),
       since_s = seconds(run.now - record.since),
       info = record.info,

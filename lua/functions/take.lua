@@ -55,7 +55,7 @@ local function clear_reserved(run, buffer)
       if to then
         slots.move(run, "reserved", group, v_traj, from, slot, to, slots.last_empty(run, to))
       else
-        groups.retire(run, groups.read(run, group), "discard", "surplus")
+        retire.group(run, groups.read(run, group), "discard", "surplus")
       end
     end
   until #left == 0
@@ -89,7 +89,7 @@ local function drop_after_timeout(run, buffer)
   for _, id in ipairs(slots.list(run, "reserved", buffer, DROP_LOOK)) do
     local record = groups.read(run, tonumber(id))
     if dropped < DROPPED and record.since <= state.dropping_since then
-      groups.retire(run, record, run.config.on_drop, "stuck_timeout")
+      retire.group(run, record, run.config.on_drop, "stuck_timeout")
       dropped = dropped + 1
     end
   end
@@ -142,7 +142,7 @@ transition.define({
     if ids then
       return batch_reply(run, version, ids)
     end
-    workers.reap(run)
+    leases.maintain(run)
 
     local buffer = state.frontier
     if not slots.is_ready(run, buffer) then

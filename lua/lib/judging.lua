@@ -41,7 +41,7 @@ function M.occupy(run, record)
   if slots.counts(run, buffer).occupied == run.config.batch_size then
     ready = buffer
     if run.config.buffer_slots > run.config.batch_size then
-      groups.cancel_hopeless(run)
+      retire.hopeless(run)
     end
   end
   return { status = "occupied", buffer = buffer, slot = slot, ready = ready }
@@ -51,11 +51,11 @@ end
 local function begin(run, record, worker)
   local _, buffer, slot = slots.find(run, record.group)
   record.judgement = { state = "pending", token = 0, attempt = 0, failures = 0 }
-  groups.issue(run, record, 0, worker)
+  claims.issue(run, record, 0, worker)
   slots.reindex(run, record.group, record.v, buffer, slot)
   groups.write(run, record)
   events.log(run, "judging", { group = record.group, ordinal = record.ordinal, worker = worker })
-  return { status = "judging", judgement = groups.claim(record, 0, buffer, slot) }
+  return { status = "judging", judgement = claims.reply(record, 0, buffer, slot) }
 end
 
 -- A member is in and written into the record; go on with its group. Returns the reply.
@@ -65,10 +65,10 @@ function M.advance(run, record, worker)
     groups.write(run, record)
     return { status = "open" }
   elseif run.config.filter_zero_variance == 1 and not varied then
-    groups.retire(run, record, "filter", "zero_variance")
+    retire.group(run, record, "filter", "zero_variance")
     return { status = "filtered" }
   end
-  local spare = groups.cancel_open(run, record, "group_complete")
+  local spare = claims.cancel_open(run, record, "group_complete")
   if #spare > 0 then
     events.log(
       run,

@@ -42,4 +42,9 @@ function M.parse_member(name)
   return tonumber(group), tonumber(member)
 end
 
+-- Where the entries "name …" of a name begin and end in a set that is ordered by name.
+function M.entries_of(name)
+  return "[" .. name .. " ", "[" .. name .. "!" -- '!' follows ' '
+end
+
 return M

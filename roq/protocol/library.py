@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Mapping
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
-__all__ = ["NAME", "REVISION", "lua_text", "older_than_ours", "source", "version"]
+__all__ = ["NAME", "REVISION", "load_order", "lua_text", "older_than_ours", "source", "version"]
 
 NAME = "roq"
 REVISION = 2  # raise it with every change that an older client, or an existing run, could not live with
-
-# Modules see those before them and, when called, those after them too.
-_MODULES = (
-    "refuse",
-    "text",
-    "context",
-    "events",
-    "slots",
-    "placement",
-    "supply",
-    "workers",
-    "groups",
-    "judging",
-    "replies",
-    "trainers",
-    "arguments",
-    "transition",
-)
 
 
 def _folder() -> Path:
@@ -44,14 +29,26 @@ def lua_text(path: str) -> str:
 @cache
 def _body() -> str:
     folder = _folder()
-    modules = {module: (folder / "lib" / f"{module}.lua").read_text() for module in _MODULES}
+    modules = {path.stem: path.read_text() for path in sorted((folder / "lib").glob("*.lua"))}
     functions = [path.read_text() for path in sorted((folder / "functions").glob("*.lua"))]
     parts = [
-        f"local {', '.join(modules)}",
-        *(f"{module} = (function()\n{code}end)()" for module, code in modules.items()),
+        *(f"local {module} = (function()\n{modules[module]}end)()" for module in load_order(modules)),
         *(f"do\n{code}end" for code in functions),
     ]
     return "\n".join(parts) + "\n"
+
+
+def load_order(modules: Mapping[str, str]) -> list[str]:
+    """The files of ``lua/lib``, each after those it uses (``slots.move``).
+
+    Raises:
+        graphlib.CycleError: two of them use each other.
+    """
+    name = re.compile(rf"(?<![.\w\"])({'|'.join(modules)})\.\w")
+    uses = {
+        module: set(name.findall(re.sub(r"--.*", "", code))) - {module} for module, code in modules.items()
+    }
+    return list(TopologicalSorter(uses).static_order())
 
 
 @cache

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import inspect
 import re
+from graphlib import CycleError
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from roq import AsyncScheduler, Scheduler
+from roq import AsyncScheduler, RunConfig, Scheduler
 from roq.admin.importable import STATE
 from roq.client.lanes import LANES
-from roq.client.operations import Operations
+from roq.client.operations import Operations, config_fields
 from roq.client.operations.commands import REASON_CHARACTERS
 from roq.client.operations.trainer import METRICS_BYTES
 from roq.errors import CODES, Refused
-from roq.protocol import functions, keys
+from roq.protocol import functions, keys, library
+from roq.protocol.snapshot import AGES, SPAN
 from roq.types import RefusalReason
 
 LUA = Path(__file__).parents[2] / "lua"
@@ -62,8 +65,8 @@ def test_headers_name_every_argument_and_refusal(path: Path) -> None:
 
 REFUSING = {
     r"groups\.read\(run, args": {"FENCED", "NO_GROUP"},
-    r"groups\.(claimed|running)\(": {"FENCED"},
-    r"groups\.(check_size|keep_prefix)\(": {"INVALID"},
+    r"claims\.(claimed|running)\(": {"FENCED"},
+    r"claims\.(check_size|keep_prefix)\(": {"INVALID"},
     r"trainers\.attach\(": {"FENCED"},
     r"trainers\.require\(": {"FENCED", "NOT_READY"},
 }
@@ -153,3 +156,55 @@ def test_a_new_runs_state_is_what_an_import_asks_for() -> None:
     listed = re.search(r"local initial = \{(.*?)\n\}", (LUA / "functions/create.lua").read_text(), re.DOTALL)
     assert listed
     assert {*re.findall(r"(\w+) =", listed[1]), "created"} == set(STATE)
+
+
+def test_luacheck_knows_every_helper_file() -> None:
+    """The client makes each a local of the library; luacheck sees one file at a time."""
+    listed = (LUA.parent / ".luacheckrc").read_text().partition("each file of lua/lib is a local")[2]
+    names = set(re.findall(r'"(\w+)"', listed)) - {"LIBRARY_VERSION", "LIBRARY_REVISION"}
+    assert names == {path.stem for path in (LUA / "lib").glob("*.lua")}
+
+
+def test_helper_files_do_not_use_each_other_in_circles() -> None:
+    with pytest.raises(CycleError):
+        library.load_order({"one": "two.run()", "two": "-- three.run()\none.run()", "three": ""})
+    order = library.load_order({"one": "two.run()", "two": "-- one.run()\nrun.key.one", "three": "one.run()"})
+    assert order == ["two", "one", "three"]
+
+
+def test_the_settings_that_lua_reads_are_those_of_a_run() -> None:
+    """A field missing in the Lua would read as nil there."""
+    config = RunConfig(eta=1, batch_size=1, prompts=1, total_steps=1, stuck_timeout_s=1.0, max_inflight=1)
+    every = msgspec.structs.replace(config, max_payload_bytes=1, post_process="module:function")
+    assert set(lua_list("config_fields")) == config_fields(every).keys()
+
+
+def test_the_state_that_lua_reads_is_what_it_writes() -> None:
+    """Created with the run, or set by a transition (``context.set``, ``add``, ``next``)."""
+    text = "\n".join(path.read_text() for path in LUA.rglob("*.lua"))
+    created = set(STATE) - {"created"}
+    changed = set(re.findall(r'context\.(?:set|add|next)\(run, "(\w+)"', text))
+    apart = {"trainer", "former_trainers"}  # text, read by lib/trainers.lua alone
+    assert set(lua_list("state_fields")) == (created | changed) - apart
+
+
+def lua_list(name: str) -> list[str]:
+    listed = re.search(rf"local {name} = \{{(.*?)\n\}}", (LUA / "lib/context.lua").read_text(), re.DOTALL)
+    assert listed
+    return re.findall(r'"(\w+)"', listed[1])
+
+
+def test_places_are_packed_alike() -> None:
+    source = (LUA / "lib/slots.lua").read_text()
+    packed = {
+        name: int(number) for name, number in re.findall(r"^local (SPAN|AGES) = (\d+)", source, re.MULTILINE)
+    }
+    assert packed == {"SPAN": SPAN, "AGES": AGES}
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_every_function_names_its_roles(name: str) -> None:
+    """``owner`` may call all of them, so one without a role of its own would go unnoticed."""
+    roles = FUNCTIONS[name].roles
+    assert roles
+    assert set(roles) <= set(functions.ROLES)
