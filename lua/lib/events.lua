@@ -3,36 +3,62 @@
 local M = {}
 
 -- Every event and its fields, in the order in which they are written: name:kind, with ? where a field may be
--- left out. roq/protocol/events.py reads this table; docs/observing.md says what each event means.
+-- left out. The comment above an event says what happened. roq/protocol/events.py reads this table.
 local issued =
   { "group:integer", "ordinal:integer", "members:members", "at:place", "v_traj:integer", "worker:text" }
 local left = { "group:integer", "ordinal:integer", "from:text", "reason:text?", "by:text?", "moves:moves?" }
 local declared = {
+  -- the run began
   created = {},
+  -- all steps are trained, or the prompts are used up
   ended = { "reason:text" },
+  -- no new prompts are admitted
   paused = { "reason:text?", "by:text?" },
+  -- new prompts are admitted again
   resumed = { "reason:text?", "by:text?" },
+  -- a worker called for the first time
   worker_joined = { "worker:text" },
+  -- a worker left
   worker_left = { "worker:text" },
+  -- a worker's lease ran out
   worker_lost = { "worker:text" },
+  -- a worker was asked to leave
   draining = { "worker:text", "reason:text?", "by:text?" },
+  -- a trainer took the run over
   trainer_joined = { "trainer:text" },
+  -- a new prompt took a slot, and a worker its first members
   reserve = issued,
+  -- a worker got further members of a group
   issue = issued,
+  -- a worker got members whose earlier claim ended
   reissue = issued,
+  -- a trajectory is in
   complete = { "group:integer", "member:integer", "worker:text", "tokens:integer", "reward:float" },
+  -- members that their group does not need any more
   cancelled = { "group:integer", "ordinal:integer", "members:members", "reason:text" },
+  -- all members are in; a worker post-processes the group
   judging = { "group:integer", "ordinal:integer", "worker:text" },
+  -- a group became Occupied
   occupy = { "group:integer", "ordinal:integer", "at:place", "v_traj:integer", "moves:moves?" },
+  -- a claim was given back; `failed` 1: the attempt failed
   release = { "group:integer", "member:integer", "worker:text", "failed:integer?", "reason:text?" },
+  -- a claim was lost with its worker's lease
   expired = { "group:integer", "member:integer", "worker:text" },
+  -- a group left untrained; its prompt is issued again
   requeued = left,
+  -- a group left untrained; it was not needed, or dropped
   discarded = left,
+  -- a group left untrained; its rewards teach nothing, or it was filtered
   filtered = left,
+  -- a group left untrained; its prompt became a dead letter
   dead = left,
+  -- a dead letter is issued again
   revived = { "ordinal:integer", "reason:text?", "by:text?" },
+  -- the trainer took a batch; its groups in slot order
   take = { "version:integer", "trainer:text", "groups:groups", "moves:moves?" },
+  -- new weights; the trainer's figures of the step as JSON
   publish = { "version:integer", "trainer:text", "weights:text?", "metrics:metrics?" },
+  -- batches before this version are no longer kept
   checkpointed = { "version:integer", "trainer:text" },
 }
 

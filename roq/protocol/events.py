@@ -8,7 +8,7 @@ import msgspec
 
 from roq.protocol.library import lua_text
 
-__all__ = ["EVENTS", "Field"]
+__all__ = ["EVENTS", "MEANINGS", "Field"]
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -24,17 +24,20 @@ class Field(msgspec.Struct, frozen=True):
     optional: bool
 
 
-def _declared() -> dict[str, dict[str, Field]]:
-    """Event -> field -> what it holds, in the order in which fields are written."""
+def _declared() -> tuple[dict[str, dict[str, Field]], dict[str, str]]:
+    """Event -> field -> what it holds, in the order in which fields are written; event -> what happened."""
     source = lua_text("lib/events.lua")
     named = re.findall(r"^local (\w+) =\s*\{(.*?)\}$", source, _WHOLE)
     blocks = {name: _fields(body) for name, body in named}
     table = re.search(r"^local declared = \{\n(.*?)\n\}$", source, _WHOLE)
     assert table
     events: dict[str, dict[str, Field]] = {}
-    for name, body, block in re.findall(r"^  (\w+) = (?:\{(.*?)\}|(\w+)),$", table[1], _WHOLE):
+    meanings: dict[str, str] = {}
+    event = r"^  -- ([^\n]+)\n  (\w+) = (?:\{(.*?)\}|(\w+)),$"
+    for meaning, name, body, block in re.findall(event, table[1], _WHOLE):
         events[name] = blocks[block] if block else _fields(body)
-    return events
+        meanings[name] = meaning
+    return events, meanings
 
 
 _WHOLE = re.MULTILINE | re.DOTALL
@@ -45,4 +48,4 @@ def _fields(body: str) -> dict[str, Field]:
     return {name: Field(kind, bool(optional)) for name, kind, optional in found}
 
 
-EVENTS = _declared()
+EVENTS, MEANINGS = _declared()
