@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, cast
 
 from roq.config import Job, Logging
 from roq.errors import ConfigError
+from roq.job.model_folder import is_hub_name
 from roq.weights.safetensors import check_weights, read_json
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
 
 # vLLM 0.32: CPUAttentionBackend.get_supported_head_sizes
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 REWARD_IMPORT_S = 120.0
 
@@ -92,11 +91,9 @@ def check_model(path: str, *, engines_here: bool, max_model_len: int) -> None:
         path: the folder. engines_here: vLLM will run on this machine, so it must support the head size.
         max_model_len: longest prompt + response, in tokens; the model must have as many positions.
     """
+    if is_hub_name(path):
+        return
     folder = Path(path)
-    if not folder.is_dir():
-        if HUB_NAME.fullmatch(path) and not folder.exists():
-            return
-        raise ConfigError(f"model.path = {path!r} is not a folder; name a folder with a model, or a hub name")
     config = read_json(folder / "config.json")
     check_weights(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):

@@ -19,7 +19,18 @@ import msgspec
 from roq.errors import ConfigError
 from roq.text import is_file_name
 
-__all__ = ["TensorInfo", "WeightFiles", "check_weights", "read_header", "read_json", "weight_files"]
+__all__ = [
+    "Shapes",
+    "TensorInfo",
+    "WeightFiles",
+    "check_weights",
+    "read_header",
+    "read_json",
+    "read_shapes",
+    "weight_files",
+]
+
+Shapes = dict[str, tuple[int, ...]]
 
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -127,6 +138,15 @@ def check_weights(folder: Path) -> None:
     """
     for file in weight_files(folder):
         read_header(file)
+
+
+def read_shapes(folder: Path) -> Shapes:
+    """The shape of every tensor in a folder, by name. Only headers are read.
+
+    Raises:
+        ConfigError: the weights files are not all there and whole.
+    """
+    return {name: info.shape for file in weight_files(folder) for name, info in read_header(file).items()}
 
 
 class WeightFiles(Mapping[str, Any]):

@@ -88,7 +88,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Path], None], str]] = {
     "model without a tokenizer": ({}, no_tokenizer, "the model folder has no tokenizer"),
     "NUL in a path": ({"model__path": "./a\0b"}, nothing, "model.path = './a\\x00b' cannot be a path"),
     "prompt line nested too deeply": ({}, deep_line, "prompts.jsonl, line 9: nested more than 64 deep"),
-    "model folder missing": ({"model__path": "./nowhere"}, nothing, "is not a folder"),
+    "model folder missing": ({"model__path": "./nowhere"}, nothing, "there is no such folder"),
     "broken prompt line": ({}, broken_line, "prompts.jsonl, line 5"),
     "prompt file missing": ({"data__file": "none.jsonl"}, nothing, "none.jsonl: no such file"),
     "reward module missing": (

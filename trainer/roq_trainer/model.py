@@ -28,46 +28,9 @@ from roq.errors import ConfigError
 from roq_trainer.cpu import HAVE_CUDA
 from roq_trainer.models import ModelShape, architectures
 
-__all__ = ["DTYPES", "build_model", "build_optimizer", "check_parallel", "find_model", "read_shape"]
+__all__ = ["DTYPES", "build_model", "build_optimizer", "check_parallel", "read_shape"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def find_model(path: str) -> Path:
-    """The local folder of a model: ``path`` itself, or the download of a Hugging Face hub name.
-
-    Raises:
-        ConfigError: there is no such folder, or it lacks ``config.json`` or the weights.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        if path.startswith(("/", ".", "~")) or path.count("/") != 1:
-            raise ConfigError(f"model.path = {path!r} is no folder; give a Hugging Face folder or hub name")
-        folder = _download(path)
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"model folder {folder} has no config.json; it is not a Hugging Face model folder")
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    else:
-        files = {"model.safetensors"}
-    missing = sorted(name for name in files if not (folder / name).is_file())
-    if missing:
-        raise ConfigError(f"model folder {folder} has no weights: {missing[0]} is missing")
-    return folder
-
-
-def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        wanted = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
-        return Path(snapshot_download(name, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(
-            f"model.path = {name!r} is no folder here and cannot be had from the hub: {error}"
-        ) from None
 
 
 def read_shape(folder: Path) -> ModelShape:

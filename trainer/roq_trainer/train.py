@@ -34,9 +34,11 @@ from roq.client.connect import own_address
 from roq.config import Job
 from roq.errors import ConfigError, Diverged
 from roq.job.checks import check_lengths
+from roq.job.model_folder import find_model
 from roq.job.stored import read_job
 from roq.processes import unique_name
 from roq.weights import FolderStore, ObjectStore, weight_store
+from roq.weights.safetensors import check_weights
 from roq_trainer import checkpoint, data, logs, loss, metrics, model, parallel, step, weights
 from roq_trainer.cpu import megatron_device
 from roq_trainer.sender import Sender
@@ -78,7 +80,8 @@ def train(url: str, run: str, address: str | None = None) -> None:
     dtype = model.DTYPES.get(job.model.dtype)
     if dtype is None:
         raise ConfigError("model.dtype = 'float16' cannot be trained without loss scaling; use 'bfloat16'")
-    source = model.find_model(job.model.path)
+    source = find_model(job.model.path)
+    check_weights(source)
     shape = model.read_shape(source)
     store = weight_store(job.run)
     parallel.lead(store.probe)

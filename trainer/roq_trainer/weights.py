@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from roq.errors import ConfigError
+from roq.weights.safetensors import WeightFiles
 from roq_trainer.models import ModelShape, Row
 from roq_trainer.parallel import pipeline_group, tensor_group
 
@@ -129,21 +129,14 @@ def _find(model: torch.nn.Module) -> Callable[[str], torch.nn.Parameter]:
 
 
 def _reader(folder: Path) -> Callable[[str], torch.Tensor]:
-    index = folder / "model.safetensors.index.json"
-    files: dict[str, str] = {}
-    if index.is_file():
-        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    else:
-        with safe_open(folder / "model.safetensors", "pt") as file:
-            files = dict.fromkeys(file.keys(), "model.safetensors")
+    files = WeightFiles(folder)  # maps them; a tensor is read when it is asked for
 
     def read(name: str) -> torch.Tensor:
         if name not in files:
             raise ConfigError(
                 f"model folder {folder} has no tensor {name}: config.json asks for another model"
             )
-        with safe_open(folder / files[name], "pt") as file:  # maps the file, reads only this tensor
-            return file.get_tensor(name)
+        return files[name]
 
     return read
 
