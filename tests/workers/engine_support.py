@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roq.trajectory import Response
-from roq_worker.engine import Engine
+from roq_worker.engine import Engine, Swapped
 
 PROMPT = [46, 48, 19, 3, 4, 12, 5, 16] * 5  # longer than a block, so that prefixes are cached
 
@@ -46,10 +46,10 @@ def largest_difference(a: Sequence[float], b: Sequence[float]) -> float:
 
 async def swap_midway(
     engine: Engine, folder: Path, version: int, count: int, after: int, sender: str = ""
-) -> list[Response]:
+) -> tuple[list[Response], Swapped]:
     """``count`` responses of 400 tokens, with other weights loaded once ``after`` tokens of one are out."""
     drafts = [Response() for _ in range(count)]
-    swapped: list[asyncio.Task[float]] = []
+    swapped: list[asyncio.Task[Swapped]] = []
 
     async def one(draft: Response, seed: int) -> None:
         async for delta in engine.generate(PROMPT, max_tokens=400, seed=seed):
@@ -58,5 +58,4 @@ async def swap_midway(
                 swapped.append(asyncio.create_task(engine.swap(str(folder), version, sender)))
 
     await asyncio.gather(*(one(draft, 100 + seed) for seed, draft in enumerate(drafts)))
-    await swapped[0]
-    return drafts
+    return drafts, await swapped[0]

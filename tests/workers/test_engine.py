@@ -68,7 +68,7 @@ def test_seeds_decide_whatever_runs_beside(engine: Engine, run: Within) -> None:
 def test_swap_under_requests_in_flight(engine: Engine, models: Models, run: Within) -> None:
     old, new = models(seed=0), models(seed=1)
     before, after = engine.version, engine.version + 5
-    drafts = run(swap_midway(engine, new, after, count=12, after=40))
+    drafts, _ = run(swap_midway(engine, new, after, count=12, after=40))
     assert engine.version == after
     crossed = [draft for draft in drafts if len(draft.segments) == 2]
     assert len(crossed) >= 3, "most were in flight"
@@ -184,7 +184,7 @@ def test_tied_embeddings_and_kept_kv(models: Models, run: Within, close: Callabl
     old, new = models(seed=0, tied=True), models(seed=1, tied=True)
     engine: Engine = run(Engine.start(str(old), 0, settings, dtype="float32", max_prompt_tokens=64))
     try:
-        drafts = run(swap_midway(engine, new, 1, count=8, after=10))
+        drafts, _ = run(swap_midway(engine, new, 1, count=8, after=10))
         assert any(len(draft.segments) == 2 for draft in drafts)
         # A new request after it must not reuse the kept cache of the same prompt.
         fresh = run(collect(engine, PROMPT, seed=1))

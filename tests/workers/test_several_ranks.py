@@ -13,7 +13,9 @@ import psutil
 import pytest
 
 from roq.config import Rollout
+from roq.errors import SenderSilent
 from roq_worker.engine import Engine
+from roq_worker.receiver import Place
 from tests.conftest import environment
 from tests.workers.engine_support import PROMPT, largest_difference, reference, swap_midway
 from tests.workers.sender_support import Process, breaking_sender, holds
@@ -35,7 +37,7 @@ def engine(models: Models, run: Within, close: Callable[[Engine], None]) -> Iter
 
 def test_weights_read_and_received(engine: Engine, models: Models, run: Within, tmp_path: Path) -> None:
     assert holds(engine, run, models(seed=0))
-    drafts = run(swap_midway(engine, models(seed=1), 1, count=4, after=40))
+    drafts, _ = run(swap_midway(engine, models(seed=1), 1, count=4, after=40))
     crossed = [draft for draft in drafts if len(draft.segments) == 2]
     assert crossed
     for draft in crossed:
@@ -46,8 +48,8 @@ def test_weights_read_and_received(engine: Engine, models: Models, run: Within, 
     (tmp_path / "v00000002").symlink_to(models(seed=0))
     sender = Process(tmp_path)
     try:
-        run(engine.swap("/nowhere/v00000002", 2, sender.address))
-        assert (engine.received, engine.trouble) == (True, "")
+        swapped = run(engine.swap("/nowhere/v00000002", 2, sender.address))
+        assert (swapped.how, swapped.trouble) == ("received", "")
         assert holds(engine, run, models(seed=0))
     finally:
         sender.end()
@@ -61,12 +63,12 @@ def test_whatever_fails_on_one_rank_the_engine_goes_on(
     location = tmp_path / f"v{version:08d}"
     location.symlink_to(models(seed=version % 2))
     with breaking_sender(tmp_path, monkeypatch) as start:
-        run(engine.swap(str(location), version, start(after)))
-        assert "did not come whole" in engine.trouble
+        swapped = run(engine.swap(str(location), version, start(after)))
+        assert "did not come whole" in swapped.trouble
         assert holds(engine, run, models(seed=version % 2))
     # and a meeting that fails
-    place = {"backend": "gloo", "host": "127.0.0.1", "port": 1, "name": "x", "size": 3}
-    assert "127.0.0.1" in run(engine._meet(place | {"address": "127.0.0.1"}))
+    with pytest.raises(SenderSilent, match=r"127\.0\.0\.1"):
+        run(engine._ranks.meet(Place("gloo", "127.0.0.1", 1, "x", size=3, address="127.0.0.1")))
     again = tmp_path / f"v{version + 1:08d}"
     again.symlink_to(models(seed=(version + 1) % 2))
     run(engine.swap(str(again), version + 1))

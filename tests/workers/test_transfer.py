@@ -77,8 +77,8 @@ def test_weights_are_received_without_any_file(
 ) -> None:
     for seed in (1, 0, 1):
         version = next_version(engine, seed)
-        run(engine.swap(nowhere(version), version, sender.address))
-        assert (engine.received, engine.trouble, engine.version) == (True, "", version)
+        swapped = run(engine.swap(nowhere(version), version, sender.address))
+        assert (swapped.how, swapped.trouble, engine.version) == ("received", "", version)
         assert holds(engine, run, models(seed=seed))
 
 
@@ -88,8 +88,10 @@ def test_received_under_requests_in_flight(
     version = next_version(engine, 0)
     run(engine.swap(nowhere(version), version, sender.address))
     before, after = engine.version, next_version(engine, 1)
-    drafts = run(swap_midway(engine, Path(nowhere(after)), after, count=12, after=40, sender=sender.address))
-    assert engine.trouble == ""
+    drafts, swapped = run(
+        swap_midway(engine, Path(nowhere(after)), after, count=12, after=40, sender=sender.address)
+    )
+    assert (swapped.how, swapped.trouble) == ("received", "")
     crossed = [draft for draft in drafts if len(draft.segments) == 2]
     assert len(crossed) >= 3, "most were in flight"
     for draft in crossed:
@@ -122,13 +124,12 @@ def test_what_cannot_be_received_is_read(
         assert (engine.version, engine.failure) == (version - 1, "")
         assert holds(engine, run, models(seed=before)), "the old weights stay in use"
         at.symlink_to(models(seed=1 - before))
-        run(engine.swap(str(at), version, address))
-        assert why in engine.trouble
-        assert (engine.version, engine.received) == (version, False)
+        swapped = run(engine.swap(str(at), version, address))
+        assert why in swapped.trouble
+        assert (engine.version, swapped.how) == (version, "read")
         assert holds(engine, run, models(seed=1 - before))
     version = next_version(engine, 1)
-    run(engine.swap(nowhere(version), version, sender.address))
-    assert engine.received
+    assert run(engine.swap(nowhere(version), version, sender.address)).how == "received"
     assert holds(engine, run, models(seed=1))
 
 
@@ -139,13 +140,12 @@ def test_a_sender_that_died_and_its_successor(
     version = next_version(engine, 0)
     run(engine.swap(nowhere(version), version, first.address))
     first.end()
-    run(engine.swap(str(models(seed=1)), version + 1, first.address))
-    assert "ended the connection" in engine.trouble
+    swapped = run(engine.swap(str(models(seed=1)), version + 1, first.address))
+    assert "ended the connection" in swapped.trouble
     assert holds(engine, run, models(seed=1))
     second = Process(folder)
     try:
-        run(engine.swap(nowhere(version + 2), version + 2, second.address))
-        assert engine.received
+        assert run(engine.swap(nowhere(version + 2), version + 2, second.address)).how == "received"
         assert holds(engine, run, models(seed=0))
     finally:
         second.end()
@@ -170,11 +170,11 @@ def test_a_sender_that_dies_midway_leaves_no_mixture(
     async def both() -> None:  # a request is in flight, and goes on
         going = asyncio.create_task(collect(engine, PROMPT, seed=8, max_tokens=250))
         await asyncio.sleep(0.1)
-        await engine.swap(location, version, address)
+        swapped = await engine.swap(location, version, address)
         await going
+        assert "did not come whole" in swapped.trouble
 
     run(both())
-    assert "did not come whole" in engine.trouble
     assert (engine.version, engine.failure) == (version, "")
     assert holds(engine, run, models(seed=1))
 
@@ -212,12 +212,12 @@ def test_a_frozen_sender_is_waited_for_within_bounds(
         run(engine.swap(nowhere(version), version, frozen.address))
         monkeypatch.setattr(receiver, "OFFER_S", 1.0)
         frozen.signal(signal.SIGSTOP)
-        run(engine.swap(str(models(seed=1)), next_version(engine, 1), frozen.address))
-        assert "said nothing within 1 s" in engine.trouble
+        swapped = run(engine.swap(str(models(seed=1)), next_version(engine, 1), frozen.address))
+        assert "said nothing within 1 s" in swapped.trouble
         began = time.monotonic()
-        run(engine.swap(str(models(seed=0)), engine.version + 1, frozen.address))
+        swapped = run(engine.swap(str(models(seed=0)), engine.version + 1, frozen.address))
         assert time.monotonic() - began < 0.9, "it is not waited for again"
-        assert "did not answer a moment ago" in engine.trouble
+        assert "did not answer a moment ago" in swapped.trouble
         run(engine.swap(str(models(seed=1)), engine.version + 1, frozen.address))
         assert holds(engine, run, models(seed=1))
     finally:

@@ -12,27 +12,23 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, Literal
 
 from roq.config import Rollout
 from roq.errors import EngineError, RoqError, StoreFailed, TransferFailed, WeightsError
 from roq.text import one_line
 from roq.trajectory import Response
-from roq.weights import fetch, is_url
-from roq.weights.messages import Offer
-from roq_worker.model_folder import Shapes, read_shapes
+from roq.weights import is_url
+from roq.weights.safetensors import Shapes
+from roq_worker.new_weights import Files, Ranks, Sent, local
 from roq_worker.receiver import Receiver
 from roq_worker.vllm_start import start_vllm
 
-__all__ = ["Delta", "Engine", "EngineError"]
+__all__ = ["Delta", "Engine", "Swapped"]
 
-MEET_LIMIT_S = 60.0  # each rank ends by itself long before
 SWAP_LIMIT_S = 240.0  # a large model from a slow disk takes minutes, a hung engine for ever
 
 Segments = list[tuple[int, int]]
@@ -49,6 +45,21 @@ class Delta:
     finish_reason: str | None = None
 
 
+@dataclass(frozen=True)
+class Swapped:
+    """How other weights were loaded.
+
+    Attributes:
+        seconds: for which nothing was generated.
+        how: "received" from the trainer's sender, or "read" from files.
+        trouble: why they were read, though the trainer sends them; empty otherwise.
+    """
+
+    seconds: float
+    how: Literal["received", "read"]
+    trouble: str = ""
+
+
 class Engine:
     """One vLLM engine in its own process, with the weights of one version loaded.
 
@@ -57,8 +68,6 @@ class Engine:
         tokenizer: the model's tokenizer (transformers).
         inflight: requests that are generating now.
         tokens: tokens sampled since the start.
-        received: whether the weights of the last swap came from the trainer's sender.
-        trouble: why they did not, if they should have.
         progress_at: ``time.monotonic()`` of the last sign of life: an output, or a first request.
     """
 
@@ -69,10 +78,9 @@ class Engine:
         self._rollout = rollout
         self._ids = itertools.count()
         self._swapping = asyncio.Lock()
-        self._receiver = Receiver(llm.vllm_config.parallel_config.world_size, self._meet)
+        self._ranks = Ranks(llm)
+        self._receiver = Receiver(self._ranks.count)
         self._broken = ""
-        self._mixed = False
-        self.received, self.trouble = False, ""
         self.version = version
         self.tokenizer: Any = llm.get_tokenizer()
         ends = llm.input_processor.generation_config_fields.get("eos_token_id") or []
@@ -93,7 +101,7 @@ class Engine:
             StoreFailed: the weights cannot be fetched.
         """
         if is_url(location):
-            async with _local(location) as copy:
+            async with local(location) as copy:
                 return await cls.start(
                     str(copy), version, rollout, dtype=dtype, max_prompt_tokens=max_prompt_tokens
                 )
@@ -176,113 +184,84 @@ class Engine:
         (internal_id,) = processor.external_req_ids[request_id]
         return processor.request_states[internal_id].weight_version_starts
 
-    async def swap(self, location: str, version: int, sender: str = "") -> float:
+    async def swap(self, location: str, version: int, sender: str = "") -> Swapped:
         """Load other weights of the same shapes under the requests in flight, which all go on.
 
-        With a ``sender`` they are received from the trainer; when that fails (:attr:`trouble` says why), they
-        are read from ``location``.
+        With a ``sender`` they are received from the trainer; if that fails, they are read from ``location``.
 
         With ``kv_on_swap = "recompute"`` the KV cache in flight is computed again with the new weights, so
         that later log-probs equal the new model's; with "keep" it stays, and is cheaper and older.
 
-        Returns:
-            Seconds for which nothing was generated.
-
         Raises:
             WeightsError, StoreFailed: they cannot be had or do not fit; the old weights stay in use.
-            EngineError: the engine failed with some of the new weights written; do not use it again.
+            EngineError: the engine failed, maybe with some of the new weights written; do not use it again.
         """
         async with self._swapping, AsyncExitStack() as stack:
-            self.received, self.trouble = False, ""
-            offer = await self._offered(sender, location) if sender else None
-            folder = await self._folder(location, stack) if offer is None else None
+            sent, trouble = await self._offered(sender, location) if sender else (None, "")
+            files = Files(self._ranks, location, stack)
+            if sent is None:
+                await self._prepare(files, trouble)
             began = time.monotonic()
             try:
                 async with asyncio.timeout(SWAP_LIMIT_S):
                     recompute = self._rollout.kv_on_swap == "recompute"
                     await self._llm.pause_generation(mode="keep", clear_cache=recompute)
-                    refused = await self._put(offer, folder, location, stack)
-                    if refused is None:
-                        await self._llm.update_weight_version(str(version))
-                        self.version = version
+                    try:
+                        received, trouble = await self._write(sent, files, trouble)
+                    except (WeightsError, StoreFailed):
+                        if not self._ranks.mixed:
+                            await self._llm.resume_generation()
+                        raise
+                    await self._llm.update_weight_version(str(version))
+                    self.version = version
                     await self._llm.resume_generation()
             except Exception as error:
+                if isinstance(error, WeightsError | StoreFailed) and not self._ranks.mixed:
+                    raise
                 # It stays paused: tokens from half-written weights belong to no version.
                 self._broken = f"loading weights v{version} failed midway: {one_line(error)}"
                 raise EngineError(self._broken) from error
-            if refused is not None:
-                raise refused
             self.progress_at = time.monotonic()
-            return self.progress_at - began
+            return Swapped(self.progress_at - began, "received" if received else "read", trouble)
 
-    async def _put(
-        self, offer: Offer | None, folder: Path | None, location: str, stack: AsyncExitStack
-    ) -> RoqError | None:
-        """Load what is offered, or the files; returns why not, if nothing of either was written."""
+    async def _offered(self, sender: str, location: str) -> tuple[Sent | None, str]:
+        """What the trainer will send and fits; None, and why not, when the files must be read."""
+        sent = Sent(self._ranks, self._receiver, sender, location)
         try:
-            if offer is not None:
-                await self._receive(offer)
-            if not self.received:
-                await self._load({"path": str(folder or await self._folder(location, stack))})
-        except (WeightsError, StoreFailed) as error:
-            if self._mixed:
-                raise
-            return error
-        return None
-
-    async def _folder(self, location: str, stack: AsyncExitStack) -> Path:
-        """Weights that fit, as a folder on this host, while ``stack`` is open."""
-        try:
-            folder = await stack.enter_async_context(_local(location))
-            self._check_fit(str(folder), await asyncio.to_thread(_shapes_here, folder))
-        except (WeightsError, StoreFailed) as error:
-            if not self.trouble:
-                raise
-            raise type(error)(f"{error}; they were not received either: {self.trouble}") from error
-        return folder
-
-    async def _offered(self, sender: str, location: str) -> Offer | None:
-        """What the trainer is about to send; None when nothing will come."""
-        try:
-            offer = await self._receiver.offer(sender, location)
-            self._check_fit("the trainer", {t.name: tuple(t.shape) for t in offer.tensors})
+            shapes = await sent.shapes()
         except TransferFailed as error:
-            self.trouble = str(error)
-            return None
-        except WeightsError as error:
-            self._receiver.close()  # it waits for us to begin
-            self.trouble = str(error)
-            return None
-        return offer
-
-    async def _receive(self, offer: Offer) -> None:
-        self._receiver.go()
+            return None, str(error)
+        except EngineError as error:
+            self._broken = str(error)
+            raise
         try:
-            await self._load({"offer": msgspec.json.encode(offer)})
-            self.received = True
-            await self._receiver.done()
+            self._check_fit("the trainer", shapes)
         except WeightsError as error:
-            self._receiver.close()
-            self.trouble = f"the trainer's weights did not come whole: {error}"
-        except TransferFailed:  # all came, only the sender's last word did not
-            self._receiver.close()
+            sent.decline()
+            return None, str(error)
+        return sent, ""
 
-    async def _load(self, source: dict[str, Any]) -> None:
-        """Load on every rank; notes whether the model is left with some of the new weights."""
-        ranks: list[tuple[bool, str]] = await self._llm.collective_rpc("roq_load", args=(source,))
-        errors = [error for _, error in ranks if error]
-        self._mixed = bool(errors) and (self._mixed or any(written for written, _ in ranks))
-        if errors:
-            raise WeightsError(errors[0])
-
-    async def _meet(self, place: dict[str, Any]) -> str:
+    async def _prepare(self, files: Files, trouble: str) -> None:
+        """Have files that fit on this host; ``trouble``: why the weights were not received."""
         try:
-            async with asyncio.timeout(MEET_LIMIT_S):
-                answers = await self._llm.collective_rpc("roq_meet", args=(place,))
-        except TimeoutError:
-            self._broken = f"vLLM did not answer within {MEET_LIMIT_S:.0f} s when it met the trainer's sender"
-            raise EngineError(self._broken) from None
-        return next(filter(None, answers), "")
+            self._check_fit(files.location, await files.shapes())
+        except (WeightsError, StoreFailed) as error:
+            if not trouble:
+                raise
+            raise type(error)(f"{error}; they were not received either: {trouble}") from error
+
+    async def _write(self, sent: Sent | None, files: Files, trouble: str) -> tuple[bool, str]:
+        """Load what is sent, or else the files; whether it was received, and why not."""
+        if sent is not None:
+            try:
+                await sent.load()
+            except TransferFailed as error:
+                trouble = str(error)
+                await self._prepare(files, trouble)
+            else:
+                return True, ""
+        await files.load()
+        return False, trouble
 
     def _loaded(self, shapes: Shapes) -> Shapes:
         # Some exporters write the output layer even where it is the embedding; vLLM skips it.
@@ -329,23 +308,6 @@ class Engine:
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.shutdown(timeout=timeout_s)
-
-
-@asynccontextmanager
-async def _local(location: str) -> AsyncGenerator[Path]:
-    """Weights as a folder on this host; those in an object store are fetched, while generation goes on."""
-    copy = fetch(location)
-    folder = await asyncio.to_thread(copy.__enter__)
-    try:
-        yield folder
-    finally:
-        copy.__exit__(None, None, None)
-
-
-def _shapes_here(folder: Path) -> Shapes:
-    if not folder.is_dir():
-        raise WeightsError(f"{folder}: there is no such folder; is it on a disk that this host shares?")
-    return read_shapes(folder)
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

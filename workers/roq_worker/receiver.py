@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,7 +18,7 @@ import msgspec
 from roq.errors import SenderSilent, TransferFailed
 from roq.weights import messages
 
-__all__ = ["Receiver"]
+__all__ = ["Place", "Receiver"]
 
 CONNECT_S = 10.0
 OFFER_S = 15.0  # for an answer; one that waits for its turn is told so every few seconds
@@ -24,60 +26,68 @@ AVOID_S = 60.0  # a sender that does not answer is not asked again for so long
 DONE_S = 30.0  # after the last byte
 
 
+@dataclass
+class Place:
+    """Where an engine's ranks meet the trainer's sender.
+
+    Attributes:
+        backend, port, name: as :class:`roq.weights.messages.Meeting` says.
+        host: the sender's.
+        size: of the group: the ranks and the sender.
+        address: of this host on the network that leads to the sender.
+    """
+
+    backend: str
+    host: str
+    port: int
+    name: str
+    size: int
+    address: str
+
+
 class Receiver:
     """A connection to the sender of the moment; it is opened when weights are asked for, and kept.
 
     Args:
-        ranks: of the engine. meet: brings them together with the sender; says why when it did not.
+        ranks: how many the engine has.
     """
 
-    def __init__(self, ranks: int, meet: Callable[[dict[str, Any]], Awaitable[str]]) -> None:
+    def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._meet = meet
         self._sender = ""
         self._silent, self._avoid_until = "", 0.0
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def offer(self, sender: str, location: str) -> messages.Offer:
-        """What will come of the weights at ``location`` from ``sender``, both a worker's answer from ``pin``.
+    @contextmanager
+    def watched(self, sender: str) -> Iterator[None]:
+        """While a sender is asked: a failure ends the connection, and a silent one is then left alone.
 
         Raises:
-            TransferFailed: the sender is not reached, or does not have it.
+            TransferFailed: it did not answer a moment ago.
         """
-        if sender != self._sender:
-            self.close()
         if sender == self._silent and time.monotonic() < self._avoid_until:
             raise TransferFailed("the trainer's sender did not answer a moment ago")
         try:
-            if self._writer is None:
-                await self._connect(sender)
-            offer = await self._ask(messages.Ask(_name(location)), messages.Offer, OFFER_S)
-            while offer.queued:
-                offer = await self._read(messages.Offer, OFFER_S)
-        except TransferFailed as error:
+            yield
+        except BaseException as error:
             self.close()
             if isinstance(error, SenderSilent):
                 self._silent, self._avoid_until = sender, time.monotonic() + AVOID_S
             raise
-        if offer.error:  # the connection is as good as before
-            raise TransferFailed(offer.error)
-        return offer
 
-    def go(self) -> None:
-        """The engine is about to receive."""
-        assert self._writer is not None
-        self._writer.write(messages.encode(messages.Go()))
+    async def connect(self, sender: str) -> Place | None:
+        """Connect, unless there is a connection to this sender.
 
-    async def done(self) -> None:
-        """Everything was received; wait for the sender to say the same.
+        Returns:
+            Where the engine's ranks must meet it before anything else is asked; None if they have.
 
         Raises:
-            TransferFailed: it does not.
+            TransferFailed: it is not reached.
         """
-        await self._read(messages.Done, DONE_S)
-
-    async def _connect(self, sender: str) -> None:
+        if sender == self._sender:
+            return None
+        self.close()
         host, port, secret = messages.split_address(sender)
         self._reader, self._writer = await _open(host, port)
         messages.notice_death(self._writer.get_extra_info("socket"))
@@ -86,11 +96,32 @@ class Receiver:
             raise TransferFailed(meeting.error)
         _, probe = await _open(host, meeting.port)  # the engine stands still while its ranks try
         probe.close()
-        place = {"backend": meeting.backend, "host": host, "port": meeting.port, "name": meeting.name}
-        here = self._writer.get_extra_info("sockname")[0]
-        if trouble := await self._meet(place | {"size": self._ranks + 1, "address": here}):
-            raise SenderSilent(f"the engine did not meet the sender at {host}:{port}: {trouble}")
         self._sender = sender
+        here = self._writer.get_extra_info("sockname")[0]
+        return Place(meeting.backend, host, meeting.port, meeting.name, self._ranks + 1, here)
+
+    async def offer(self, location: str) -> messages.Offer:
+        """What will come of the weights at ``location``, or why they will not.
+
+        Raises:
+            TransferFailed: there is no answer.
+        """
+        offer = await self._ask(messages.Ask(_name(location)), messages.Offer, OFFER_S)
+        while offer.queued:
+            offer = await self._read(messages.Offer, OFFER_S)
+        return offer
+
+    def go(self) -> None:
+        """The engine is about to receive."""
+        assert self._writer is not None
+        self._writer.write(messages.encode(messages.Go()))
+
+    async def done(self) -> None:
+        """Everything was received: hear the sender say the same, or leave it."""
+        try:
+            await self._read(messages.Done, DONE_S)
+        except TransferFailed:
+            self.close()
 
     async def _ask(self, message: msgspec.Struct, kind: type[Any], limit_s: float) -> Any:
         assert self._writer is not None

@@ -207,22 +207,24 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
 
     # ---- 3. New weights, under the requests in flight -----------------------------------------------
 
-    trouble = ""
+    trouble, how = "", "read"
 
     async def follow() -> None:
         """Load the newest weights; while they cannot be loaded, generation goes on with the old ones."""
-        nonlocal trouble, shown
+        nonlocal trouble, shown, how
         for attempt in itertools.count():
             try:
                 newest = await scheduler.pin(worker)
                 if newest.version > engine.version:
-                    before = engine.received
-                    counters.swap_s += await engine.swap(newest.location, newest.version, newest.sender)
+                    swapped = await engine.swap(newest.location, newest.version, newest.sender)
+                    counters.swap_s += swapped.seconds
                     counters.swaps += 1
-                    counters.received += engine.received
-                    if engine.trouble or engine.received != before:
-                        how = "received" if engine.received else f"read from {newest.location}"
-                        say(f"weights v{newest.version} {how}" + (engine.trouble and f": {engine.trouble}"))
+                    counters.received += swapped.how == "received"
+                    if swapped.trouble or swapped.how != how:
+                        origin = "" if swapped.how == "received" else f" from {newest.location}"
+                        why = swapped.trouble and f": {swapped.trouble}"
+                        say(f"weights v{newest.version} {swapped.how}{origin}{why}")
+                    how = swapped.how
                 trouble, shown = "", shown | {"doing": "generating", "version": engine.version}
                 beat.renew_now()  # ends the pin on the old version
                 return

@@ -9,10 +9,12 @@ from typing import Any
 
 from roq.config import Rollout
 from roq.errors import ConfigError, EngineError
+from roq.job.checks import check_model
+from roq.job.model_folder import find_model
 from roq.processes import start_mark
 from roq.text import one_line
+from roq.weights.safetensors import Shapes, read_json, read_shapes
 from roq_worker import cpu
-from roq_worker.model_folder import Shapes, check_model, resolve_model
 
 __all__ = ["BACKEND", "WORKER", "start_vllm"]
 
@@ -42,7 +44,9 @@ def start_vllm(
     if rollout.engine.get("data_parallel_size", 1) != 1:
         raise ConfigError("rollout.engine.data_parallel_size: start so many workers instead")
     folder = _started_from(location, version)
-    shapes, tied = check_model(folder, max_model_len)
+    check_model(str(folder), engines_here=True, max_model_len=max_model_len)
+    shapes = read_shapes(folder)
+    tied = bool(read_json(folder / "config.json").get("tie_word_embeddings"))
     arguments: dict[str, Any] = {
         "model": str(folder),
         "dtype": dtype,
@@ -81,7 +85,7 @@ def _started_from(location: str, version: int) -> Path:
             f"{location}: the weights of version {version} are not on this host; mount that folder here, "
             "under the same path, or see docs/deploy.md for other ways to get weights to workers"
         )
-    return resolve_model(location)
+    return find_model(location)
 
 
 def _has_several_ranks(engine: Mapping[str, Any]) -> bool:

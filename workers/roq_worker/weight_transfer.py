@@ -34,6 +34,7 @@ from roq.weights import broadcast
 from roq.weights.messages import Offer
 from roq.weights.safetensors import WeightFiles
 from roq_worker import cpu
+from roq_worker.receiver import Place
 from roq_worker.vllm_start import BACKEND, WORKER
 
 __all__ = ["Meeting", "Source", "Transfer", "WorkerExtension"]
@@ -43,15 +44,8 @@ Tensors = Generator[tuple[str, torch.Tensor]]
 
 
 @dataclass
-class Meeting(WeightTransferInitInfo):
-    """Where the engine's ranks meet the trainer's sender; see :class:`roq.weights.broadcast.Group`."""
-
-    backend: str
-    host: str
-    port: int
-    name: str
-    size: int
-    address: str
+class Meeting(Place, WeightTransferInitInfo):
+    """A :class:`Place`, as vLLM hands it on."""
 
 
 @dataclass
