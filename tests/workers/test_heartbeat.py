@@ -18,12 +18,12 @@ def heartbeat(scheduler: Renewer, lease_s: float, **changes: Any) -> tuple[Heart
         scheduler,
         "w",
         lease_s,
-        describe=lambda: (0, {"doing": "testing"}),
         on_renewal=got["renewals"].append,
         on_failure=got["failures"].append,
         say=got["said"].append,
         **changes,
     )
+    beat.info = {"doing": "testing", "version": 0}
     return beat, got
 
 
@@ -40,7 +40,7 @@ def test_a_busy_main_thread_does_not_stop_it(sched: Scheduler) -> None:
     assert len(got["renewals"]) >= 8
     assert not any(renewal.cancelled for renewal in got["renewals"])
     (worker,) = sched.status().workers
-    assert json.loads(worker.info) == {"doing": "testing"}
+    assert json.loads(worker.info) == {"doing": "testing", "version": 0}
     # Five lease times later the claim is still good.
     assert sched.complete(claim, Trajectory([1], [2], [-1.0], [(0, 1)], 1.0)).status == "occupied"
 

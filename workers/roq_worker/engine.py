@@ -288,6 +288,15 @@ class Engine:
             self._broken = "vLLM's engine process died; see the worker's log for its last words"
         return self._broken
 
+    def check(self, silent_limit_s: float) -> None:
+        """Raise EngineError when it can no longer be used, or has given no token for so long."""
+        silent_s = time.monotonic() - self.progress_at
+        why = self.failure
+        if not why and self.inflight and silent_s > silent_limit_s:
+            why = f"vLLM gave no token for {silent_s:.0f} s"
+        if why:
+            raise EngineError(why)
+
     def finished(self, tokens: Sequence[int]) -> str | None:
         """Why a response of these tokens is complete ("stop" or "length"); None if it can go on."""
         if tokens and tokens[-1] in self._end_tokens:

@@ -34,11 +34,13 @@ class Heartbeat:
 
     Args:
         scheduler: a synchronous scheduler that only this thread uses.
-        describe: called before each renewal for the loaded version and the info shown in status;
-            runs in the thread, so it should only read.
         on_renewal: gets each answer; runs in the thread.
         on_failure: gets a refusal that renewing again cannot mend (no such run); runs in the thread.
         say: prints one line for a person.
+
+    Attributes:
+        info: what status shows of the worker; ``version`` in it is the one that its engine has. Replaced by
+            the main thread, never changed.
     """
 
     def __init__(
@@ -47,7 +49,6 @@ class Heartbeat:
         worker: str,
         lease_s: float,
         *,
-        describe: Callable[[], tuple[int | None, dict[str, Any]]],
         on_renewal: Callable[[Renewal], None],
         on_failure: Callable[[RoqError], None],
         say: Callable[[str], None],
@@ -56,7 +57,7 @@ class Heartbeat:
         self._scheduler = scheduler
         self._worker = worker
         self._every_s = lease_s / 3
-        self._describe = describe
+        self.info: dict[str, Any] = {}
         self._on_renewal = on_renewal
         self._on_failure = on_failure
         self._say = say
@@ -98,8 +99,8 @@ class Heartbeat:
             else:
                 stalled = False
                 try:
-                    version, info = self._describe()
-                    self._on_renewal(self._scheduler.renew(self._worker, version, info))
+                    info = self.info
+                    self._on_renewal(self._scheduler.renew(self._worker, info.get("version"), info))
                     away = False
                 except ServerUnavailable as error:
                     if not away:

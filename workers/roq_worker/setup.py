@@ -1,28 +1,101 @@
-"""What a worker does once, before its loop: read the job, check the prompts, start the engine."""
+"""What a worker does once, before its loop: read the job, check the prompts, start all that it needs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
 
+from roq.client import Scheduler
 from roq.client.async_scheduler import AsyncScheduler
 from roq.config import Job
 from roq.errors import ConfigError
 from roq.job.prompts import Prompts, load_prompts
 from roq.job.stored import read_job_async
+from roq.processes import unique_name
 from roq.weights import is_url, weight_store
 from roq_worker.engine import Engine
+from roq_worker.function_pool import PostProcess, Rewards
+from roq_worker.heartbeat import Heartbeat
+from roq_worker.inbox import Inbox
+from roq_worker.metrics import Counters, Log
 from roq_worker.texts import check_lengths
 
-__all__ = ["Stopped", "read_work", "start_engine", "unless"]
-
-T = TypeVar("T")
+__all__ = ["Worker", "start_worker"]
 
 
-class Stopped(Exception):
-    """SIGTERM came while the worker was starting."""
+@dataclass(frozen=True)
+class Worker:
+    """All that a worker consists of, once it has started."""
+
+    name: str
+    job: Job
+    prompts: Prompts
+    scheduler: AsyncScheduler
+    engine: Engine
+    rewards: Rewards
+    post_process: PostProcess
+    beat: Heartbeat
+    inbox: Inbox
+    counters: Counters
+    log: Log
+    say: Callable[[str], None]
+
+    async def close(self) -> None:
+        """End the engine and all processes; nothing is handed back any more."""
+        self.engine.close()
+        await asyncio.gather(self.rewards.close(), self.post_process.close())
+        await self.scheduler.aclose()
+
+
+async def start_worker(url: str, run: str, name_prefix: str) -> Worker:
+    """Start everything, the heartbeat first.
+
+    Raises:
+        Stopped: SIGTERM came first.
+        ConfigError: something in the job cannot work on this host.
+        EngineError: vLLM did not start.
+        RoqError: the run does not exist, or its server cannot be used.
+    """
+    name, inbox = unique_name(name_prefix), Inbox()
+    say = partial(_say, name)
+    scheduler = AsyncScheduler(url, run, retry_s=None)  # a server that is away is waited for, with a message
+    job, prompts = await inbox.unless_stopped(read_work(scheduler))
+    beat = Heartbeat(
+        Scheduler(url, run, retry_s=None),
+        name,
+        job.protocol.lease_s,
+        on_renewal=inbox.renewed,
+        on_failure=inbox.failed,
+        say=say,
+    )
+    beat.info = {"roq": version("roq"), "doing": "starting"}
+    beat.start()  # before the engine: the pin on the weights it loads lasts no longer than our lease
+    rewards, post_process = Rewards(job.reward), PostProcess(job.protocol.post_process, job.reward)
+    try:
+        await inbox.unless_stopped(asyncio.gather(rewards.start(), post_process.start()))
+        engine = await inbox.unless_stopped(start_engine(scheduler, name, job, prompts))
+    except BaseException:
+        beat.stop()
+        await asyncio.gather(rewards.close(), post_process.close())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(scheduler.leave(name), job.rollout.shutdown_s)
+        raise
+    say(f"ready: weights v{engine.version}, capacity {job.rollout.max_concurrency}")
+    log = Log(Path(job.run.dir), name, say)
+    return Worker(
+        name, job, prompts, scheduler, engine, rewards, post_process, beat, inbox, Counters(), log, say
+    )
+
+
+def _say(worker: str, line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {worker}: {line}", file=sys.stderr, flush=True)
 
 
 async def read_work(scheduler: AsyncScheduler) -> tuple[Job, Prompts]:
@@ -74,18 +147,3 @@ async def start_engine(scheduler: AsyncScheduler, worker: str, job: Job, prompts
 
 def _is_readable(location: str) -> bool:
     return is_url(location) or Path(location).is_dir()
-
-
-async def unless(stop: asyncio.Event, work: Awaitable[T]) -> T:
-    """The result of ``work``.
-
-    Raises:
-        Stopped: ``stop`` was set before it was there.
-    """
-    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
-    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if task.done():
-        return task.result()
-    task.cancel()
-    raise Stopped
