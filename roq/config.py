@@ -194,7 +194,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         template: how the prompt text is made from the question; must hold ``{prompt}``.
         chat: apply the tokenizer's chat template to it as one user turn.
         shuffle: shuffle every epoch by (run seed, epoch).
-        max_prompt_tokens: longer prompts are refused at ``roq init``.
+        max_prompt_tokens: longer prompts are refused before the run is created, and by workers.
     """
 
     file: str | None = None

@@ -16,6 +16,7 @@ from roq.errors import ConfigError
 from roq.job.checks import check_job
 from roq.job.prompts import load_prompts
 from roq.job.stored import create_run
+from roq.job.tokens import check_prompts_here
 from roq.observe.display import Display
 from roq.observe.summary import summary_lines
 from roq.run.up import down as stop_everything
@@ -80,6 +81,7 @@ def init(config: Path, url: str | None, wait: float, json_: bool) -> None:
         )
     check_job(job, config, engines_here=False)
     prompts = load_prompts(job.data)
+    check_prompts_here(job, prompts, notice)
     wait_for_server(url, wait, notice)
     warnings = check_server(url)
     with Scheduler(url, job.run.name, retry_s=wait) as scheduler:

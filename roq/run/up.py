@@ -26,6 +26,7 @@ from roq.events.follow import read_events
 from roq.job.checks import check_engines, check_job, process_environment
 from roq.job.prompts import load_prompts
 from roq.job.stored import create_run
+from roq.job.tokens import check_prompts_here
 from roq.observe.display import Display, View
 from roq.observe.metrics_log import Records
 from roq.observe.plots import write_summary_plot
@@ -86,6 +87,7 @@ def up(
     check_job(job, config_file, engines_here=True)
     weight_store(job.run)  # its driver is there
     prompts = load_prompts(job.data)
+    check_prompts_here(job, prompts, display.say)
     folder = Path(job.run.dir)
     server = EmbeddedServer(folder) if job.redis.url is None else None
     if job.redis.url is not None:

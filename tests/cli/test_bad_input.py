@@ -60,6 +60,18 @@ def good_reward(folder: Path) -> None:
     (folder / "mine.py").write_text("def score(item, text): return 0.0\n")
 
 
+def long_prompt(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "model" / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
+    with (folder / "prompts.jsonl").open("a") as file:
+        file.write(json.dumps({"prompt": "a " * 1500, "answer": "a"}) + "\n")
+
+
 def nothing(folder: Path) -> None:
     pass
 
@@ -89,6 +101,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Path], None], str]] = {
     "NUL in a path": ({"model__path": "./a\0b"}, nothing, "model.path = './a\\x00b' cannot be a path"),
     "prompt line nested too deeply": ({}, deep_line, "prompts.jsonl, line 9: nested more than 64 deep"),
     "model folder missing": ({"model__path": "./nowhere"}, nothing, "there is no such folder"),
+    "prompt too long": ({}, long_prompt, "has 1500 tokens, data.max_prompt_tokens is 1024"),
     "broken prompt line": ({}, broken_line, "prompts.jsonl, line 5"),
     "prompt file missing": ({"data__file": "none.jsonl"}, nothing, "none.jsonl: no such file"),
     "reward module missing": (
@@ -186,6 +199,13 @@ def test_a_file_that_is_no_job(folder: Path, roq: Callable[..., Any]) -> None:
     refused(roq("up", folder / "none.toml"), "cannot be read")
     (folder / "bad.toml").write_text("[run\n")
     refused(roq("up", folder / "bad.toml"), "not valid TOML")
+
+
+def test_init_refuses_a_prompt_that_is_too_long(job: Job, folder: Path, roq: Callable[..., Any]) -> None:
+    """Before the server is asked for anything: there is none."""
+    file = job()
+    long_prompt(folder)
+    refused(roq("init", file, "--redis", "redis://127.0.0.1:1", "--wait", "1"), "has 1500 tokens")
 
 
 def test_not_a_safetensors_file(job: Job, folder: Path, roq: Callable[..., Any]) -> None:

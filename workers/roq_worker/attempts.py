@@ -10,12 +10,12 @@ from contextlib import suppress
 import msgspec
 
 from roq.errors import EngineError, Fenced, Invalid, InvalidTrajectory, RewardError
+from roq.job.tokens import encode
 from roq.trajectory import Trajectory
 from roq.types import Cancelled, Reservation
 from roq_worker.draft import Draft, may_continue, member_of, seed_of
 from roq_worker.hand_in import HandIn
 from roq_worker.setup import Worker
-from roq_worker.texts import encode
 
 __all__ = ["Attempts"]
 

@@ -314,6 +314,7 @@ class Engine:
     def close(self, timeout_s: float = 1.0) -> None:
         """End the engine process; requests still in flight are lost. Blocks, at most ``timeout_s``."""
         self._receiver.close()
+        self._ranks.close()
         llm, self._llm = self._llm, None
         if llm is not None:
             llm.shutdown(timeout=timeout_s)

@@ -35,9 +35,13 @@ class Ranks:
     """
 
     def __init__(self, llm: Any) -> None:
-        self._llm = llm
+        self._llm: Any = llm
         self.count: int = llm.vllm_config.parallel_config.world_size
         self.mixed = False
+
+    def close(self) -> None:
+        """Let go of the engine."""
+        self._llm = None
 
     async def meet(self, place: Place) -> None:
         """Bring all ranks together with the trainer's sender. Generation stands still for it.

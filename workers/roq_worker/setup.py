@@ -18,6 +18,7 @@ from roq.config import Job
 from roq.errors import ConfigError
 from roq.job.prompts import Prompts, load_prompts
 from roq.job.stored import read_job_async
+from roq.job.tokens import check_prompts
 from roq.processes import unique_name
 from roq.weights import is_url, weight_store
 from roq_worker.engine import Engine
@@ -25,7 +26,6 @@ from roq_worker.function_pool import PostProcess, Rewards
 from roq_worker.heartbeat import Heartbeat
 from roq_worker.inbox import Inbox
 from roq_worker.metrics import Counters, Log
-from roq_worker.texts import check_lengths
 
 __all__ = ["Worker", "start_worker"]
 
@@ -138,7 +138,7 @@ async def start_engine(scheduler: AsyncScheduler, worker: str, job: Job, prompts
         max_prompt_tokens=job.data.max_prompt_tokens,
     )
     try:
-        await asyncio.to_thread(check_lengths, prompts, engine.tokenizer, job.data)
+        await asyncio.to_thread(check_prompts, prompts, engine.tokenizer, job.data)
     except ConfigError:
         engine.close()
         raise
