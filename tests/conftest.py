@@ -25,6 +25,7 @@ from roq.processes import finish, read_records
 from roq.run.embedded_server import EmbeddedServer
 from roq.run.supervisor import running_supervisor
 from tests.protocol.play import Named
+from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -76,6 +77,15 @@ class Server:
                     raise
                 time.sleep(0.02)
 
+    def empty(self) -> None:
+        """No keys, no users and no limit, and nothing that is still being freed in the background."""
+        self.redis.execute_command("FLUSHALL", "SYNC")
+        self.redis.config_set("maxmemory", 0)
+        others = [name for name in self.redis.acl_users() if name not in ("default", b"default")]
+        if others:
+            self.redis.acl_deluser(*others)
+        eventually(lambda: self.redis.info("memory")["lazyfree_pending_objects"] == 0)
+
     def kill(self) -> None:
         self.redis.close()
         self.process.kill()
@@ -100,7 +110,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 def server(request: pytest.FixtureRequest, servers: Callable[[str], Server]) -> Server:
     """An empty server of either kind; the library is reloaded by whoever calls first."""
     server = servers(request.param)
-    server.redis.flushall()
+    server.empty()
     return server
 
 

@@ -67,7 +67,7 @@ def test_a_run_moves_in_the_middle(old: str, new: str, servers: Get, tmp_path: P
     """Its workers hold claims, its trainer a batch; they go on with the other server, to the end."""
     source, target = servers(old), servers(new)
     for one in (source, target):
-        one.redis.flushall()
+        one.empty()
     dice = some_run(source)
     before = content(source)
     now_and_then = {"requeued", "dead", "cancelled", "departed", "pending"}
@@ -129,7 +129,7 @@ def test_while_the_run_goes_on(server: Server, tmp_path: Path, monkeypatch: pyte
             export_run(server.url, "test", tmp_path / "again.roq")
         monkeypatch.undo()
     assert list(tmp_path.iterdir()) == [tmp_path / "run.roq"]
-    server.redis.flushall()
+    server.empty()
     import_run(server.url, tmp_path / "run.roq")
     with Scheduler(server.url, "test") as sched:
         assert sched.verify() == []
@@ -151,7 +151,7 @@ def test_a_run_that_is_there_is_never_touched(run: tuple[Server, Path]) -> None:
 
 def test_a_run_that_is_created_meanwhile(run: tuple[Server, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     server, file = run
-    server.redis.flushall()
+    server.empty()
     write = backup._write
 
     def write_late(*arguments: Any) -> None:
@@ -173,7 +173,7 @@ def test_a_file_that_broke_off(run: tuple[Server, Path], at: int) -> None:
     server, file = run
     data = file.read_bytes()
     file.write_bytes(data[: max(0, len(data) * at // 100 - 1)])
-    server.redis.flushall()
+    server.empty()
     with pytest.raises(ConfigError, match=r"broke off or was changed|is no export of a run"):
         import_run(server.url, file)
     assert server.redis.dbsize() == 0
@@ -182,7 +182,7 @@ def test_a_file_that_broke_off(run: tuple[Server, Path], at: int) -> None:
 def test_a_file_that_was_changed(run: tuple[Server, Path]) -> None:
     server, file = run
     data = bytearray(file.read_bytes())
-    server.redis.flushall()
+    server.empty()
     for place in range(10, len(data), max(1, len(data) // 40)):
         data[place] ^= 1
         file.write_bytes(data)
@@ -209,7 +209,7 @@ def test_files_of_other_kinds(server: Server, tmp_path: Path, data: bytes) -> No
 def test_a_file_of_a_newer_roq(run: tuple[Server, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     server, file = run
     monkeypatch.setattr(library, "version", lambda: "99 0123456789ab")
-    server.redis.flushall()
+    server.empty()
     with monkeypatch.context() as newer:
         newer.setattr(library, "REVISION", 99)
         header = msgspec.structs.replace(read_header(file), library="99 0123456789ab")
@@ -222,7 +222,7 @@ def test_a_file_of_a_newer_roq(run: tuple[Server, Path], monkeypatch: pytest.Mon
 
 def test_a_server_without_room(run: tuple[Server, Path]) -> None:
     server, file = run
-    server.redis.flushall()
+    server.empty()
     with Scheduler(server.url, "big") as sched:
         sched.create(RunConfig(eta=0, batch_size=1))
         expire(sched)
@@ -271,7 +271,7 @@ def test_the_commands(server: Server, tmp_path: Path) -> None:
     assert (other.exit_code, "there is no run 'other'" in other.stderr) == (2, True)
     there = call("import", str(file), *where)
     assert (there.exit_code, "exists on this server" in there.stderr) == (2, True)
-    server.redis.flushall()
+    server.empty()
     back = call("import", str(file), *where, "--json")
     assert back.exit_code == 0, back.output
     assert msgspec.json.decode(back.stdout)["run"] == "test"
@@ -344,7 +344,7 @@ def frames(server: Server, tmp_path: Path) -> list[Any]:
     """The frames of a file that can be imported."""
     some_run(server, 30)
     export_run(server.url, "test", tmp_path / "good.roq")
-    server.redis.flushall()
+    server.empty()
     parts = list(backup_file.parts(tmp_path / "good.roq"))
     return [read_header(tmp_path / "good.roq"), *parts]
 

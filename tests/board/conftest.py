@@ -85,7 +85,7 @@ class Board:
 def server(servers: Callable[[str], Server]) -> Server:
     """An empty server; the two kinds differ in nothing that the board sees."""
     server = servers("valkey")
-    server.redis.flushall()
+    server.empty()
     return server
 
 

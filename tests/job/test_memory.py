@@ -15,13 +15,17 @@ from tests.protocol.play import trajectory
 PROMPT = 200
 
 
+def used_memory(server: Server) -> int:
+    return int(server.redis.info("memory")["used_memory"])
+
+
 @pytest.mark.parametrize("group", [1, 8])
 @pytest.mark.parametrize("response", [64, 512, 4096])
 def test_bytes_of_a_trajectory(server: Server, group: int, response: int) -> None:
-    count, dice = 1024, random.Random(3)
+    count, dice = 256, random.Random(3)
     with Scheduler(server.url, "test") as sched:
         sched.create(RunConfig(eta=1, batch_size=count // group, group_size=group))
-        before = int(server.redis.info("memory")["used_memory"])
+        before = used_memory(server)
         claims = []
         while len(claims) < count:
             claims += sched.reserve("w0", 0, count - len(claims)).reservations
@@ -30,7 +34,7 @@ def test_bytes_of_a_trajectory(server: Server, group: int, response: int) -> Non
             tokens = [dice.randrange(150_000) for _ in range(length)]
             logprobs = [-dice.random() for _ in range(length)]
             sched.complete(claim, Trajectory(range(PROMPT), tokens, logprobs, [(0, length)], dice.random()))
-        each = (int(server.redis.info("memory")["used_memory"]) - before) / count
+        each = (used_memory(server) - before) / count
     assert 0.4 * trajectory_bytes(PROMPT, response) < each <= trajectory_bytes(PROMPT, response)
 
 

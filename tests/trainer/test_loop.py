@@ -89,7 +89,7 @@ def prepare(servers: Callable[[str], Any], models: Path, tmp_path: Path) -> Call
         **training: Any,
     ) -> Setup:
         server = servers("valkey")
-        server.redis.flushall()
+        server.empty()
         rows = tmp_path / "prompts.jsonl"
         rows.write_text("".join(json.dumps({"prompt": str(i), "answer": "1"}) + "\n" for i in range(200)))
         table = {

@@ -60,7 +60,7 @@ class Workers:
 @pytest.fixture
 def workers(servers: Callable[[str], Any], tmp_path: Path) -> Iterator[Workers]:
     server = servers("valkey")
-    server.redis.flushall()
+    server.empty()
     workers = Workers(server.url, tmp_path)
     yield workers
     for process in workers.processes:
