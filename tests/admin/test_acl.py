@@ -38,7 +38,7 @@ from roq.protocol.functions import FUNCTIONS, ROLES, role_functions
 from roq.protocol.keys import keys_of
 from tests.admin.dice import DICE, Dice, attempt
 from tests.conftest import Server
-from tests.protocol.play import trajectory
+from tests.protocol.play import direct, trajectory
 from tests.users import As, make_users, url_of
 
 CONFIG = RunConfig(eta=1, batch_size=2)
@@ -137,27 +137,27 @@ NOBODY = (
 
 @pytest.mark.parametrize("role", ROLES)
 def test_nobody(role: str, acting_as: As) -> None:
-    client = acting_as(role)._driver.redis
-    for command in NOBODY:
-        with pytest.raises(redis.exceptions.NoPermissionError):
-            client.execute_command(*command.split())
+    with direct(acting_as(role)) as client:
+        for command in NOBODY:
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*command.split())
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_what_a_role_may_not_write_by_hand(role: str, server: Server, acting_as: As) -> None:
     acting_as("admin").create(CONFIG, weights="w")
-    client = acting_as(role)._driver.redis
-    keys = acting_as(role)._operations.keys
-    for name in _NEVER_WRITES.get(role, tuple(keys)):
-        for command in ("HSET", "HDEL"):
+    keys = keys_of("test")
+    with direct(acting_as(role)) as client:
+        for name in _NEVER_WRITES.get(role, tuple(keys)):
+            for command in ("HSET", "HDEL"):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    client.execute_command(command, keys[name], "1", *(["x"] if command == "HSET" else []))
             with pytest.raises(redis.exceptions.NoPermissionError):
-                client.execute_command(command, keys[name], "1", *(["x"] if command == "HSET" else []))
-        with pytest.raises(redis.exceptions.NoPermissionError):
-            client.delete(keys[name])
-    assert client.execute_command("HGET", keys["weights"], "0") == b"w", "everybody may read"
-    if role not in ("admin", "owner"):
-        with pytest.raises(redis.exceptions.NoPermissionError):
-            client.function_load(library.source(), replace=True)
+                client.delete(keys[name])
+        assert client.execute_command("HGET", keys["weights"], "0") == b"w", "everybody may read"
+        if role not in ("admin", "owner"):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.function_load(library.source(), replace=True)
 
 
 def test_no_function_of_a_role_writes_what_the_role_may_not() -> None:

@@ -20,9 +20,10 @@ from playwright.sync_api import Page
 from roq import RunConfig, Scheduler
 from roq.cli import main
 from roq.events.follow import read_events
+from roq.protocol.keys import keys_of
 from tests.board.conftest import Board, await_picture, await_position
 from tests.conftest import Server
-from tests.protocol.play import Named
+from tests.protocol.play import Named, direct
 from tests.users import make_users, url_of
 
 Open = Callable[..., Page]
@@ -327,8 +328,8 @@ def test_the_page_outlives_redis(tmp_path: Path, open_page: Open) -> None:
 def test_a_browser_that_stands_still_costs_nothing(sched: Scheduler, board: Start) -> None:
     """It is sent no more than its socket takes; another one is served meanwhile."""
     sched.create(RunConfig(eta=1, batch_size=2))
-    key = sched._operations.keys["events"]
-    with sched._driver.redis.pipeline(transaction=False) as pipe:
+    key = keys_of(sched.run)["events"]
+    with direct(sched) as client, client.pipeline(transaction=False) as pipe:
         for i in range(15_000):  # 700 bytes each: more than the system's own buffers take
             pipe.xadd(key, {"event": "release", "group": i, "member": 1, "worker": "w0", "reason": "r" * 600})
         newest = pipe.execute()[-1].decode()

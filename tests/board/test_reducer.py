@@ -12,14 +12,12 @@ from playwright.sync_api import Browser, Page
 from roq import Refused, RunConfig, RunEnded, Scheduler
 from roq.board.feed import config_of
 from roq.board.picture import picture
-from roq.client.operations import Call
 from roq.events.fields import EVENTS
 from roq.events.follow import read_events
-from roq.protocol.functions import VERIFY
 from roq.protocol.snapshot import Snapshot
 from tests.board.conftest import Board
 from tests.conftest import Server
-from tests.protocol.play import expire, trajectory
+from tests.protocol.play import by_hand, expire, trajectory
 
 # What a state says, in the words of the server; `middle`: a picture, and the events after it.
 REDUCE = """async ([config, events, middle]) => {
@@ -152,7 +150,7 @@ class _fine:  # noqa: N801
 
 
 def look(sched: Scheduler) -> Snapshot:
-    return Snapshot(sched._driver.redis.execute_command(*sched._operations.wire(Call(VERIFY, ()))))
+    return Snapshot(by_hand(sched, "verify"))
 
 
 def truth(sched: Scheduler) -> dict[str, Any]:

@@ -16,7 +16,9 @@ from click.testing import CliRunner
 
 from roq import RunConfig, Scheduler, Trajectory
 from roq.cli import main
+from roq.protocol.keys import keys_of
 from roq.run.embedded_server import EmbeddedServer
+from tests.protocol.play import direct
 
 Roq = Callable[..., Any]
 
@@ -210,8 +212,8 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 def test_filter(run: tuple[str, str], roq: Roq) -> None:
     url, name = run
-    with Scheduler(url, name) as sched:
-        group = int(next(iter(sched._driver.redis.zrange(f"roq:{{{name}}}:occupied", 0, 0))))
+    with Scheduler(url, name) as sched, direct(sched) as client:
+        group = int(next(iter(client.zrange(keys_of(name)["occupied"], 0, 0))))
     text = roq("filter", "--redis", url, "--run", name, "--group", group, "--reason", "dirty").stdout
     assert text == f"group {group} is filtered\n"
     again = roq("filter", "--redis", url, "--run", name, "--group", group)

@@ -13,9 +13,10 @@ from roq import NotAllowed, RunConfig, Scheduler
 from roq.admin.backup import export_run, import_run
 from roq.admin.doctor import examine
 from roq.board.feed import RunFeed
+from roq.protocol.keys import keys_of
 from tests.conftest import Server
 from tests.ports import free_ports
-from tests.protocol.play import trajectory
+from tests.protocol.play import direct, trajectory
 from tests.users import make_users
 
 RUNS = ("a", "b", "c", "d")  # on both nodes
@@ -74,8 +75,8 @@ def test_roles_and_backups(cluster: tuple[str, Path]) -> None:
             export_run(url_of("admin"), run, folder / f"{run}.roq")
             before = admin.status()
             trainer.publish(1, "w", "t0")
-            keys = admin._operations.keys
-            admin._driver.redis.delete(*keys.values())
+            with direct(admin) as client:
+                client.delete(*keys_of(run).values())
             import_run(url_of("admin"), folder / f"{run}.roq")
             assert admin.verify() == []
             assert admin.status().ledger == before.ledger

@@ -13,9 +13,10 @@ import redis
 
 from roq import AsyncScheduler, RunConfig, Scheduler, ServerUnavailable
 from roq.admin.server import check_server, server_rss, wait_for_server
+from roq.protocol.keys import keys_of
 from tests.conftest import server_binary
 from tests.ports import free_ports
-from tests.protocol.play import trajectory
+from tests.protocol.play import direct, trajectory
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -183,7 +184,8 @@ def test_cluster_failover(cluster: tuple[str, Fleet]) -> None:
         sched.create(CONFIG)
         play(sched, 3)
         held = sched.reserve("w1", 3, 2).reservations
-        owner = sched._driver.redis.get_node_from_key(sched._operations.keys["state"])
+        with direct(sched) as client:
+            owner = client.get_node_from_key(keys_of(sched.run)["state"])
         assert fleet.client(owner.port).wait(1, 5000) == 1
         fleet.kill(owner.port)
         for claim in held:
@@ -200,7 +202,8 @@ async def test_cluster_failover_of_the_async_client(cluster: tuple[str, Fleet]) 
     async with AsyncScheduler(url, "test", retry_s=30) as sched:
         await sched.create(CONFIG)
         held = (await sched.reserve("w1", 0, 3)).reservations
-        owner = sched._driver.redis.get_node_from_key(sched._operations.keys["state"])
+        with direct(sched) as client:
+            owner = client.get_node_from_key(keys_of(sched.run)["state"])
         assert fleet.client(owner.port).wait(1, 5000) == 1
         fleet.kill(owner.port)
         done = await sched.complete_many([(claim, trajectory()) for claim in held])

@@ -22,6 +22,7 @@ from roq import (
     ServerUnavailable,
     UnsuitableServer,
 )
+from roq.protocol.keys import keys_of
 from roq.protocol.library import source, version
 from tests.conftest import Server
 from tests.protocol.play import trajectory
@@ -137,7 +138,7 @@ async def test_async_completions_in_a_batch(server: Server) -> None:
 
 def test_a_call_overtaken_on_its_lane_does_nothing(sched: Scheduler, server: Server) -> None:
     sched.create(CONFIG)
-    keys = list(sched._operations.keys.values())
+    keys = list(keys_of(sched.run).values())
 
     def reserve(sequence: int) -> Any:
         request = f"client 1 {sequence}"
@@ -155,8 +156,8 @@ def test_replies_do_not_pile_up(sched: Scheduler, server: Server) -> None:
     sched.create(RunConfig(eta=1, batch_size=50))
     for _ in range(100):
         sched.reserve("w0", 0, 1)
-    assert server.redis.hlen(sched._operations.keys["replies"]) == 1
-    assert server.redis.zcard(sched._operations.keys["clients"]) == 1
+    assert server.redis.hlen(keys_of(sched.run)["replies"]) == 1
+    assert server.redis.zcard(keys_of(sched.run)["clients"]) == 1
 
 
 def test_a_lost_library_is_loaded_again(sched: Scheduler, server: Server) -> None:

@@ -21,8 +21,9 @@ from roq.events.archive import LONGEST, Archive, archived_config, read_archive
 from roq.events.audit import audit_events
 from roq.events.event import BEGINNING, Event, parse_place
 from roq.events.follow import follow, read_events
+from roq.protocol.keys import keys_of
 from tests.conftest import Server
-from tests.protocol.play import Named
+from tests.protocol.play import Named, direct
 
 CONFIG = RunConfig(eta=1, batch_size=4)
 
@@ -47,7 +48,8 @@ def churn(sched: Scheduler, count: int) -> None:
 
 def added(sched: Scheduler) -> int:
     """Events that the run has ever had."""
-    return sched._driver.redis.xinfo_stream(sched._operations.keys["events"])["entries-added"]
+    with direct(sched) as client:
+        return client.xinfo_stream(keys_of(sched.run)["events"])["entries-added"]
 
 
 def test_events_are_typed(sched: Scheduler) -> None:

@@ -11,7 +11,7 @@ from roq.events.audit import Audit, audit_events
 from roq.events.event import Event
 from roq.events.follow import read_events
 from roq.protocol.snapshot import Snapshot
-from tests.protocol.play import Named, expire
+from tests.protocol.play import Named, by_hand, expire
 
 Events = list[dict[str, str]]
 
@@ -31,11 +31,8 @@ def history(sched: Scheduler) -> tuple[Events, Snapshot]:
     run.admit(0, 1)
     assert run.take() == "AB"
     run.publish(1)
-    client = sched._driver.redis
-    keys = sched._operations.keys
     events = [dict(event.fields) for event in read_events(sched)]
-    flat = client.execute_command("FCALL_RO", "roq_verify", len(keys), *keys.values())
-    return events, Snapshot(flat)
+    return events, Snapshot(by_hand(sched, "verify"))
 
 
 def audited(events: Events, snapshot: Snapshot) -> Audit:

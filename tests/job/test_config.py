@@ -10,6 +10,8 @@ import pytest
 
 from roq import ConfigError, RunConfig, Scheduler, load_job
 from roq.config import Reward
+from roq.protocol.keys import keys_of
+from tests.protocol.play import direct
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gcd.toml"
 
@@ -38,14 +40,16 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "gcd.toml"
 def test_a_configuration_built_in_python_is_checked(sched: Scheduler, bad: dict[str, Any]) -> None:
     with pytest.raises((ConfigError, ValueError), match=next(iter(bad))):
         sched.create(RunConfig(**{"eta": 1, "batch_size": 2} | bad))
-    assert not sched._driver.redis.exists(sched._operations.keys["config"])
+    with direct(sched) as client:
+        assert not client.exists(keys_of(sched.run)["config"])
 
 
 @pytest.mark.parametrize("settings", [{"a.b": None}, {"a.b": {"x": 1}}, {"eta": "7"}])
 def test_settings_are_text_with_a_dot_in_their_names(sched: Scheduler, settings: Any) -> None:
     with pytest.raises(ConfigError):
         sched.create(RunConfig(eta=1, batch_size=2), settings=settings)
-    assert not sched._driver.redis.exists(sched._operations.keys["config"])
+    with direct(sched) as client:
+        assert not client.exists(keys_of(sched.run)["config"])
 
 
 @pytest.mark.parametrize("name", ["a:b\n", "..:x", "a:", ":b", "a.b", "a:b:c", "1a:b", "a b:c", "a:b.c"])

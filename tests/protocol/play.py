@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-
-import redis
+from contextlib import closing, contextmanager
+from typing import Any
 
 from roq import Batch, Completion, Reservation, RunConfig, Scheduler, Trajectory
+from roq.client.connect import connect
+from roq.protocol.keys import keys_of
 
 REWARDS = {1: 0.0, 2: 1.0}
 
@@ -72,10 +74,10 @@ class Named:
 
     def picture(self) -> list[str]:
         """The buffers of the window, such as "O:A O:D . R:F"."""
-        client: redis.Redis = self.sched._driver.redis
-        keys = self.sched._operations.keys
-        size = int(client.hget(keys["config"], "buffer_slots"))
-        slots = {place.decode(): text.decode() for place, text in client.hgetall(keys["slots"]).items()}
+        keys = keys_of(self.sched.run)
+        with direct(self.sched) as client:
+            size = int(client.hget(keys["config"], "buffer_slots"))
+            slots = {place.decode(): text.decode() for place, text in client.hgetall(keys["slots"]).items()}
         names = {claims[0].group: name for name, claims in self.claims.items()}
         status = self.sched.status()
         lines: list[str] = []
@@ -97,15 +99,29 @@ def _cycle(rewards: Sequence[float]) -> Iterator[float]:
         yield from rewards
 
 
+@contextmanager
+def direct(sched: Scheduler) -> Iterator[Any]:
+    """A plain client of a run's server, for what no call of the scheduler does."""
+    with closing(connect(sched.url)) as client:
+        yield client
+
+
+def by_hand(sched: Scheduler, function: str, *values: str | int | bytes) -> Any:
+    """Call a function of the library without the scheduler's checks."""
+    keys = keys_of(sched.run).values()
+    with direct(sched) as client:
+        return client.execute_command("FCALL", f"roq_{function}", len(keys), *keys, *values)
+
+
 def expire(sched: Scheduler, *workers: str) -> None:
     """Let the leases of workers run out now, as if time had passed on the server."""
-    client: redis.Redis = sched._driver.redis
-    for worker in workers:
-        assert client.zadd(sched._operations.keys["heartbeats"], {worker: 1}, xx=True, ch=True) == 1
+    with direct(sched) as client:
+        for worker in workers:
+            assert client.zadd(keys_of(sched.run)["heartbeats"], {worker: 1}, xx=True, ch=True) == 1
 
 
 def events_of(sched: Scheduler) -> list[tuple[str, dict[str, str]]]:
     """The run's events as they stand in Redis: id, fields."""
-    client: redis.Redis = sched._driver.redis
-    page = client.xrange(sched._operations.keys["events"])
+    with direct(sched) as client:
+        page = client.xrange(keys_of(sched.run)["events"])
     return [(i.decode(), {k.decode(): v.decode() for k, v in fields.items()}) for i, fields in page]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roq import RunConfig, Scheduler
+from roq.protocol.keys import keys_of
 from tests.conftest import Server
 from tests.protocol.play import trajectory
 
@@ -77,7 +78,7 @@ def test_keys_and_memory_do_not_grow_with_the_steps(server: Server, group_size: 
     marks = (10, 100, 1000)
     with Scheduler(server.url, "long") as sched:
         sched.create(RunConfig(eta=1, batch_size=2, group_size=group_size, event_log=100))
-        keys = sched._operations.keys
+        keys = keys_of(sched.run)
         used: dict[int, dict[str, int]] = {}
         for version in range(marks[-1]):
             while (grant := sched.reserve("w0", version, 16)).reservations:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from roq import Fenced, NotReady, RunConfig, Scheduler
-from tests.protocol.play import Named, events_of, expire, trajectory
+from tests.protocol.play import Named, by_hand, events_of, expire, trajectory
 
 
 def test_partial_rollout_counts_by_its_oldest_version(sched: Scheduler) -> None:
@@ -182,9 +182,7 @@ def test_zero_is_zero_whatever_its_sign(sched: Scheduler) -> None:
     run = Named(sched, RunConfig(eta=1, batch_size=1, group_size=2, filter_zero_variance=True))
     run.admit(0, 2)
     assert run.complete("A", (0.0, -0.0)).status == "filtered"
-    keys = list(sched._operations.keys.values())
-    by_hand = ("FCALL", "roq_reserve", len(keys), *keys, "", "w0", "-0", "1")
-    assert b'"v_traj":-0' not in sched._driver.redis.execute_command(*by_hand)
+    assert b'"v_traj":-0' not in by_hand(sched, "reserve", "", "w0", "-0", "1")
 
 
 def test_group_oversampling_cancels_the_rest(sched: Scheduler) -> None:

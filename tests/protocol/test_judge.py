@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from roq import Fenced, Invalid, NotReady, Reservation, Response, RunConfig, Scheduler
-from tests.protocol.play import expire, trajectory
+from tests.protocol.play import by_hand, expire, trajectory
 
 CONFIG = RunConfig(eta=1, batch_size=1, group_size=2, post_process="mine:judge", max_attempts=2)
 
@@ -155,9 +155,8 @@ def test_advantages_that_are_no_numbers(sched: Scheduler, advantages: list[Any])
 def test_advantages_typed_by_hand(sched: Scheduler, advantages: str) -> None:
     claim = all_in(sched)
     values = ("", str(claim.group), str(claim.token), claim.worker, "1", "", advantages)
-    keys = list(sched._operations.keys.values())
     with pytest.raises(Exception, match="ROQ_INVALID"):
-        sched._driver.redis.execute_command("FCALL", "roq_judge", len(keys), *keys, *values)
+        by_hand(sched, "judge", *values)
     assert sched.judge(claim).status == "occupied"
 
 

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 )
 
 from roq import Fenced, Reservation, Response, RunConfig, RunEnded, Scheduler
+from roq.protocol.keys import keys_of
 from tests.conftest import KINDS, Server
 from tests.protocol.model import Group, Member, Model
 from tests.protocol.play import expire, trajectory
@@ -260,7 +261,7 @@ class Machine(RuleBasedStateMachine):
         assert (status.version, status.frontier, status.ended) == (model.version, model.frontier, model.ended)
         real = {
             place.decode(): content.decode()
-            for place, content in self.server.redis.hgetall(self.sched._operations.keys["slots"]).items()
+            for place, content in self.server.redis.hgetall(keys_of(self.sched.run)["slots"]).items()
         }
         assert real == {
             f"{b}.{i + 1}": f"{cell[0]} {cell[1].number}"

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from roq import NotReady, RunConfig, RunEnded, Scheduler, UnknownWorker
-from tests.protocol.play import events_of, expire, trajectory
+from tests.protocol.play import by_hand, events_of, expire, trajectory
 
 
 def test_a_drained_worker_gets_nothing_and_keeps_what_it_has(sched: Scheduler) -> None:
@@ -131,32 +131,23 @@ def test_what_people_do_says_who_and_why(sched: Scheduler) -> None:
 
 def test_texts_have_a_limit(sched: Scheduler) -> None:
     sched.create(RunConfig(eta=1, batch_size=2))
-    keys = list(sched._operations.keys.values())
     with pytest.raises(redis.ResponseError, match=r"ROQ_INVALID.*at most 65536"):
-        sched._driver.redis.execute_command(
-            "FCALL", "roq_renew", len(keys), *keys, "w0", "0", "x" * 70_000, "0"
-        )
+        by_hand(sched, "renew", "w0", "0", "x" * 70_000, "0")
     assert sched.status().workers == []
-
-
-def raw(sched: Scheduler, function: str, *values: str | int | bytes) -> None:
-    """A call typed by hand, without the client's checks."""
-    keys = list(sched._operations.keys.values())
-    sched._driver.redis.execute_command("FCALL", f"roq_{function}", len(keys), *keys, *values)
 
 
 def test_reasons_typed_by_hand(sched: Scheduler) -> None:
     """An empty one harms nobody; bytes that are no text are refused, since they could not be told."""
     sched.create(RunConfig(eta=1, batch_size=4, post_process="m:f"))
     claims = sched.reserve("w0", 0, 4).reservations
-    raw(sched, "drop", "", claims[0].group, "", "")
+    by_hand(sched, "drop", "", claims[0].group, "", "")
     assert [c.group for c in sched.renew("w0").cancelled] == [claims[0].group]
     for bad in (b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"a\x80"):
         with pytest.raises(redis.ResponseError, match="ROQ_INVALID"):
-            raw(sched, "drop", "", claims[1].group, bad, "")
+            by_hand(sched, "drop", "", claims[1].group, bad, "")
     for good in ("é", "漢字", "🙂", "plain"):
-        raw(sched, "drain", "w0", good, "")
-    raw(sched, "drop", "", claims[1].group, "漢字 🙂", "")
+        by_hand(sched, "drain", "w0", good, "")
+    by_hand(sched, "drop", "", claims[1].group, "漢字 🙂", "")
     assert sched.renew("w0").cancelled[-1].reason == "漢字_🙂"
     assert sched.verify() == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roq import ConfigMismatch, RunConfig, Scheduler
+from roq.protocol.keys import keys_of
 from roq.protocol.library import REVISION
 from tests.conftest import Server
 
@@ -15,7 +16,7 @@ CONFIG = RunConfig(eta=1, batch_size=2)
 def test_a_run_of_another_revision_is_refused(sched: Scheduler, server: Server, revision: int | None) -> None:
     """Revision 1 wrote none into the state."""
     sched.create(CONFIG)
-    state = sched._operations.keys["state"]
+    state = keys_of(sched.run)["state"]
     if revision is None:
         server.redis.hdel(state, "revision")
     else:
