@@ -8,6 +8,7 @@ import statistics
 import pytest
 import torch
 
+from roq.postprocess import Member, grpo
 from roq.types import Batch, BatchGroup, BatchMember
 from roq_trainer.loss import MISMATCH, advantages, batch_advantages, grpo_loss, mismatch
 
@@ -37,6 +38,17 @@ def test_advantages_compare_a_group_with_itself() -> None:
     spread = statistics.stdev([1.0, 0.0, 0.0, 1.0])
     assert scaled[0] == pytest.approx([0.5 / (spread + 1e-6) * sign for sign in (1, -1, -1, 1)])
     assert scaled[1] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("rewards", [[1.0, 0.0, 0.0, 1.0], [0.5, 0.5], [0.1, 0.2, 0.7]])
+def test_the_trainer_and_post_processing_agree(rewards: list[float]) -> None:
+    members = [
+        Member(
+            response="", tokens=[1], logprobs=[0.0], segments=[(0, 1)], reward=reward, finish_reason="stop"
+        )
+        for reward in rewards
+    ]
+    assert grpo({}, members).advantages == pytest.approx(advantages([rewards], normalize=True)[0])
 
 
 def test_single_trajectories_are_compared_with_the_batch() -> None:

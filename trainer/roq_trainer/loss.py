@@ -1,13 +1,25 @@
-"""GRPO for whole batches: advantages, the clipped and importance-corrected loss, the mismatch figures.
+"""The loss: GRPO with DAPO's token-level mean and a truncated importance weight.
 
-Sources:
+What it consists of:
 
-- group-relative advantage: DeepSeekMath (GRPO), arXiv 2402.03300, section 4.1.
-- separate upper clip ("clip-higher") and the mean over all tokens of the batch instead of the mean of
-  the responses' means: DAPO, arXiv 2503.14476, sections 3.1 and 3.3.
-- truncated importance sampling between the engine that sampled and the trainer that learns: Yao et al.,
-  "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025; flash-rl).
-- ``k3``, the low-variance estimator of the KL divergence: Schulman, "Approximating KL Divergence" (2020).
+- advantages relative to the group: DeepSeekMath (GRPO), arXiv 2402.03300, section 4.1. Without
+  ``normalize_advantage`` there is no division by the standard deviation: Dr. GRPO, arXiv 2503.20783.
+- PPO's clipped ratio with a separate upper bound ("clip-higher"), and the mean over all tokens of the batch
+  instead of the mean of the responses' means: DAPO, arXiv 2503.14476, sections 3.1 and 3.3.
+- an importance weight per token between the engine that sampled and the trainer that learns, truncated from
+  above: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025;
+  flash-rl). It also corrects for tokens that were sampled with older weights.
+
+What was left out:
+
+- GRPO's KL penalty to a reference model (as in DAPO and Dr. GRPO), so there is no reference model.
+- several updates per batch. With one the ratio is 1 when the gradient is taken, and the clip never acts.
+- DAPO's overlong reward shaping, which a reward function can do. Its dynamic sampling is the scheduler's:
+  groups whose rewards are all equal can be filtered before they reach the trainer.
+- GSPO's and CISPO's treatment of the ratio; a value function and a bonus for entropy.
+
+The figures: ``k3``, a low-variance estimator of the KL divergence, is Schulman's, "Approximating KL
+Divergence" (2020).
 """
 
 from __future__ import annotations
@@ -27,8 +39,9 @@ _MAX_LOG_RATIO = 20.0  # exp of more would only turn a broken token into an infi
 def advantages(rewards: Sequence[Sequence[float]], normalize: bool) -> list[list[float]]:
     """How much better each trajectory did than its group: reward minus the group's mean.
 
-    With ``normalize`` it is divided by the group's (sample) standard deviation plus 1e-6. Where every
-    group has one trajectory there is no group to compare with, so the whole batch is the group
+    With ``normalize`` it is divided by the group's (sample) standard deviation plus 1e-6, as
+    :func:`roq.postprocess.grpo` does. Where every group has one trajectory there is no group to compare
+    with, so the whole batch is the group
     (REINFORCE with the batch's mean as its baseline; REINFORCE++, arXiv 2501.03262).
 
     Args:
