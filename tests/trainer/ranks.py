@@ -26,6 +26,7 @@ from roq_trainer import checkpoint, data, loss, parallel, step, weights
 from roq_trainer.cpu import megatron_device
 from roq_trainer.model import build_model, build_optimizer, read_shape
 from roq_trainer.models import ModelShape
+from roq_trainer.sums import Sums
 
 
 class Payloads:
@@ -61,12 +62,12 @@ def cut(batch: Batch, payloads: list[list[data.Trajectory]], training: Training)
 
 def train(
     model: DistributedDataParallel, optimizer: MegatronOptimizer, training: Training, version: int, seed: int
-) -> tuple[list[float], list[float], float]:
+) -> tuple[Sums, float]:
     batch, payloads = make_batch(version=version + 1, seed=seed, groups=3)
     micro = cut(batch, payloads, training)
-    off = parallel.world_sum(step.logprob_pass(model, micro, TEMPERATURE, training.importance_cap))
-    sums, norm = step.update(model, optimizer, micro, training, TEMPERATURE)
-    return off, parallel.world_sum(sums), norm
+    mismatch_sums = step.logprob_pass(model, micro, TEMPERATURE, training.importance_cap)
+    loss_sums, norm = step.update(model, optimizer, micro, training, TEMPERATURE)
+    return parallel.world_sum(mismatch_sums + loss_sums), norm
 
 
 def logits_of(model: DistributedDataParallel, shape: ModelShape, out: Path) -> None:
@@ -101,14 +102,17 @@ def parts(training: Training, shape: ModelShape, source: Path, out: Path) -> Non
     logits_of(model, shape, out / "logits.safetensors")
 
     optimizer = build_optimizer(model, training, torch.float32)
-    off, sums, norm = train(model, optimizer, training, version=2, seed=1)
+    sums, norm = train(model, optimizer, training, version=2, seed=1)
     weights.export(model, shape, source, out / "updated")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.main_grad)
     weights.export(model, shape, source, out / "grads")
     if dist.get_rank() == 0:
-        torch.save({"mismatch": off, "sums": sums, "norm": norm}, out / "result.pt")
+        torch.save(
+            {"sums": {name: float(value) for name, value in vars(sums).items()}, "norm": norm},
+            out / "result.pt",
+        )
 
 
 def checkpoints(training: Training, shape: ModelShape, source: Path, out: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from roq.postprocess import Member, grpo
 from roq.types import Batch, BatchGroup, BatchMember
-from roq_trainer.loss import MISMATCH, advantages, batch_advantages, grpo_loss, mismatch
+from roq_trainer.loss import advantages, batch_advantages, grpo_loss, mismatch
 
 
 def one(logp: float, old: float, engine: float, advantage: float) -> tuple[float, float, float]:
@@ -121,7 +121,7 @@ def test_mismatch_sums() -> None:
     engine = torch.tensor([-1.1, -2.0, -3.0, 0.0])
     current = torch.tensor([1.0, 0.0, 1.0, 1.0])
     valid = torch.tensor([1.0, 1.0, 1.0, 0.0])
-    found = dict(zip(MISMATCH, mismatch(old, engine, current, valid, 2.0).tolist(), strict=True))
+    found = {name: float(value) for name, value in vars(mismatch(old, engine, current, valid, 2.0)).items()}
     ratios = [math.exp(0.1), 1.0, math.exp(2.5)]
     assert found == pytest.approx(
         {
@@ -132,6 +132,9 @@ def test_mismatch_sums() -> None:
             "importance": ratios[0] + 1.0 + 2.0,
             "truncated": 1.0,
             "tokens": 3.0,
+            "prompt_tokens": 0.0,
+            "loss": 0.0,
+            "clipped": 0.0,
         },
         rel=1e-6,
     )

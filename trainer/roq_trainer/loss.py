@@ -30,6 +30,7 @@ import torch
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
 from roq.types import Batch
+from roq_trainer.sums import Sums
 
 __all__ = ["advantages", "batch_advantages", "grpo_loss", "mismatch", "token_logprobs"]
 
@@ -130,36 +131,28 @@ def importance_weight(old_logp: torch.Tensor, engine_logp: torch.Tensor) -> torc
     return torch.exp((old_logp - engine_logp).clamp(max=_MAX_LOG_RATIO))
 
 
-MISMATCH = ("k3", "outliers", "abs_diff", "abs_diff_tokens", "importance", "truncated", "tokens")
-"""What :func:`mismatch` sums, in order."""
-
-
 def mismatch(
     old_logp: torch.Tensor,
     engine_logp: torch.Tensor,
     current: torch.Tensor,
     valid: torch.Tensor,
     importance_cap: float,
-) -> torch.Tensor:
-    """How far engine and trainer disagree, as sums over tokens in the order of :data:`MISMATCH`.
+) -> Sums:
+    """How far engine and trainer disagree, as float64 sums over tokens.
 
     ``k3 = r - 1 - log r`` with ``log r = old_logp - engine_logp`` estimates KL(engine || trainer).
     ``outliers`` counts ``|log r| > 1``; ``abs_diff`` sums ``|log r|`` over the tokens that were sampled
     with the very weights the trainer has (``current`` is 1), where only numerics may differ.
-
-    Returns:
-        float64 [7].
     """
     log_ratio = (old_logp - engine_logp).double()
     valid, current = valid.double(), (current * valid).double()
     ratio = importance_weight(old_logp.double(), engine_logp.double())
-    sums = [
-        (ratio - 1.0 - log_ratio) * valid,
-        (log_ratio.abs() > 1.0) * valid,
-        log_ratio.abs() * current,
-        current,
-        ratio.clamp(max=importance_cap) * valid,
-        (ratio > importance_cap) * valid,
-        valid,
-    ]
-    return torch.stack([value.sum() for value in sums])
+    return Sums(
+        tokens=valid.sum(),
+        k3=((ratio - 1.0 - log_ratio) * valid).sum(),
+        outliers=((log_ratio.abs() > 1.0) * valid).sum(),
+        abs_diff=(log_ratio.abs() * current).sum(),
+        abs_diff_tokens=current.sum(),
+        importance=(ratio.clamp(max=importance_cap) * valid).sum(),
+        truncated=((ratio > importance_cap) * valid).sum(),
+    )

@@ -6,23 +6,20 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from roq.types import Batch
-from roq_trainer.loss import MISMATCH
-from roq_trainer.step import STATS
+from roq_trainer.sums import Sums
 
-__all__ = ["SUMS", "Laps", "append", "figures", "line", "spent"]
-
-SUMS = (*MISMATCH, *STATS, "prompt_tokens")
-"""The sums over the whole batch that :func:`line` needs, in order."""
+__all__ = ["Timer", "append", "published", "step_row", "time_and_memory"]
 
 
-class Laps:
+class Timer:
     """Wall time of the parts of a step, in seconds."""
 
     def __init__(self) -> None:
@@ -36,14 +33,21 @@ class Laps:
         self._last = now
 
 
-def line(batch: Batch, sums: Sequence[float], grad_norm: float) -> dict[str, Any]:
-    """The figures of one step, but for :func:`spent`; all means over tokens are over the whole batch."""
-    total = dict(zip(SUMS, sums, strict=True))
+def step_row(batch: Batch, sums: Sums, grad_norm: float) -> dict[str, Any]:
+    """The figures of one step, without :func:`time_and_memory`.
+
+    Args:
+        sums: over the whole batch, as all means over tokens are.
+    """
+
+    def mean(total: torch.Tensor) -> float:
+        return float(total / sums.tokens)
+
     members = [member for group in batch.groups for member in group.members]
     rewards = [member.reward for member in members]
     lengths = [member.tokens for member in members]
     stale = [batch.version - member.v_traj for member in members]
-    tokens, current = total["tokens"], total["abs_diff_tokens"]
+    compared = int(sums.abs_diff_tokens)
     return {
         "step": batch.version + 1,
         "reward/mean": statistics.fmean(rewards),
@@ -53,25 +57,25 @@ def line(batch: Batch, sums: Sequence[float], grad_norm: float) -> dict[str, Any
         "staleness/counts": {str(k): n for k, n in sorted(Counter(stale).items())},
         "groups": len(batch.groups),
         "trajectories": len(members),
-        "tokens/response": int(tokens),
-        "tokens/prompt": int(total["prompt_tokens"]),
+        "tokens/response": int(sums.tokens),
+        "tokens/prompt": int(sums.prompt_tokens),
         "response_length/mean": statistics.fmean(lengths),
         "response_length/max": max(lengths),
-        "loss": total["loss"] / tokens,
+        "loss": mean(sums.loss),
         "grad_norm": grad_norm,
-        "clip_fraction": total["clipped"] / tokens,
-        "mismatch_kl": total["k3"] / tokens,
-        "mismatch/outlier_share": total["outliers"] / tokens,
-        "mismatch/abs_diff_mean": total["abs_diff"] / current if current else None,
-        "mismatch/abs_diff_tokens": int(current),
-        "importance/mean": total["importance"] / tokens,
-        "importance/truncated_share": total["truncated"] / tokens,
+        "clip_fraction": mean(sums.clipped),
+        "mismatch_kl": mean(sums.k3),
+        "mismatch/outlier_share": mean(sums.outliers),
+        "mismatch/abs_diff_mean": float(sums.abs_diff / compared) if compared else None,
+        "mismatch/abs_diff_tokens": compared,
+        "importance/mean": mean(sums.importance),
+        "importance/truncated_share": mean(sums.truncated),
         "replay": batch.replay,
     }
 
 
-def spent(seconds: Mapping[str, float]) -> dict[str, Any]:
-    """When it is, what a step has taken so far and how much memory there is in use.
+def time_and_memory(seconds: Mapping[str, float]) -> dict[str, Any]:
+    """The time of day, the seconds that a step has taken so far, and this process's resident memory.
 
     ``time/step`` is everything from having the batch to having its weights published and, where due, its
     checkpoint written: ``time/wait_for_batch`` is not part of it.
@@ -84,10 +88,10 @@ def spent(seconds: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def figures(row: Mapping[str, Any]) -> dict[str, float]:
-    """The part of a line that goes with the published version to everybody who looks at the run.
+def published(row: Mapping[str, Any]) -> dict[str, float]:
+    """The part of a row that is published with the weights, for displays and metrics.
 
-    The times that are not known yet (``time/export``, ``time/checkpoint``) are in ``metrics.jsonl`` alone.
+    Times that are not known yet (``time/export``, ``time/checkpoint``) are only in ``metrics.jsonl``.
     """
     left_out = {"step", "time", "time/step", "rss_bytes", "replay"}
     return {
@@ -98,6 +102,6 @@ def figures(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a line; written in one piece, so a reader sees it whole."""
+    """Append a line in one write, so that readers see it whole."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")

@@ -17,6 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from roq.config import Training
 from roq.errors import ConfigError, PeerFailed
 from roq_trainer.cpu import BACKEND, HAVE_CUDA, megatron_device, use_one_thread
+from roq_trainer.sums import Sums
 
 __all__ = [
     "broadcast_bytes",
@@ -146,8 +147,8 @@ def lead(action: Callable[[], T], kind: Any = None) -> T:
     return result
 
 
-def world_sum(values: torch.Tensor) -> list[float]:
-    """The element-wise sum over all ranks, float64."""
-    total = values.to(device(), torch.float64)
+def world_sum(sums: Sums) -> Sums:
+    """The sums over all ranks, on the CPU."""
+    total = sums.stack().to(device())
     dist.all_reduce(total)
-    return total.tolist()
+    return Sums(*total.cpu())

@@ -14,12 +14,10 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from roq.config import Training
 from roq_trainer.data import MicroBatch
-from roq_trainer.loss import MISMATCH, grpo_loss, mismatch, token_logprobs
+from roq_trainer.loss import grpo_loss, mismatch, token_logprobs
+from roq_trainer.sums import Sums
 
-__all__ = ["STATS", "logprob_pass", "update"]
-
-STATS = ("loss", "clipped")
-"""What :func:`update` sums over tokens, in order."""
+__all__ = ["logprob_pass", "update"]
 
 
 def _schedule(
@@ -47,23 +45,23 @@ def _schedule(
 @torch.no_grad()
 def logprob_pass(
     model: DistributedDataParallel, batches: Sequence[MicroBatch], temperature: float, importance_cap: float
-) -> torch.Tensor:
+) -> Sums:
     """Set every micro batch's ``old_logp`` (last stage) and sum up the mismatch with the engine.
 
     Returns:
-        float64 [len(MISMATCH)], this rank's part of the sums; zero except on the first TP rank of the
-        last stage, so that a sum over the world counts every token once.
+        This rank's part of the sums; zero except on the first TP rank of the last stage, so that a sum over
+        the world counts every token once.
     """
 
     def collect(batch: MicroBatch, logits: torch.Tensor, *, non_loss_data: bool) -> torch.Tensor:  # noqa: ARG001
         return token_logprobs(logits, batch.select, batch.targets, temperature)
 
     results = _schedule(model, batches, collect, forward_only=True)
-    sums = torch.zeros(len(MISMATCH), dtype=torch.float64)
+    sums = Sums()
     for batch, old in zip(batches, results, strict=False):  # no results before the last stage
         batch.old_logp = old
         if _counts():
-            sums += mismatch(old, batch.engine_logp, batch.current, batch.valid, importance_cap).cpu()
+            sums += mismatch(old, batch.engine_logp, batch.current, batch.valid, importance_cap)
     return sums
 
 
@@ -73,15 +71,15 @@ def update(
     batches: Sequence[MicroBatch],
     training: Training,
     temperature: float,
-) -> tuple[torch.Tensor, float]:
+) -> tuple[Sums, float]:
     """One optimizer step on the whole batch.
 
     Returns:
-        This rank's part of the sums in :data:`STATS` (float64), and the norm of the gradient before
+        This rank's part of the sums, as :func:`logprob_pass` returns them, and the gradient's norm before
         clipping.
     """
 
-    def loss(batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def loss(batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Sums]:
         assert batch.old_logp is not None
         logp = token_logprobs(logits, batch.select, batch.targets, temperature)
         total, clipped = grpo_loss(
@@ -95,16 +93,13 @@ def update(
             importance_cap=training.importance_cap,
         )
         # Megatron adds the counts up over micro batches and DP ranks and divides the gradients by the sum.
-        return total, batch.valid.sum().int(), torch.stack([total.detach(), clipped]).double()
+        return total, batch.valid.sum().int(), Sums(loss=total.detach().double(), clipped=clipped.double())
 
     model.zero_grad_buffer()
     optimizer.zero_grad()
-    results = _schedule(model, batches, loss, forward_only=False)
+    results: list[Sums] = _schedule(model, batches, loss, forward_only=False)
     _, norm, _ = optimizer.step()  # type: ignore[misc]  # clips, then AdamW
-    sums = torch.zeros(len(STATS), dtype=torch.float64)
-    if _counts():
-        sums += torch.stack(results).sum(dim=0).cpu()
-    return sums, float(norm)
+    return sum(results, Sums()) if _counts() else Sums(), float(norm)
 
 
 def _counts() -> bool:

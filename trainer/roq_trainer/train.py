@@ -42,6 +42,7 @@ from roq.weights.safetensors import check_weights
 from roq_trainer import checkpoint, data, logs, loss, metrics, model, parallel, step, weights
 from roq_trainer.cpu import megatron_device
 from roq_trainer.sender import Sender
+from roq_trainer.sums import Sums
 from roq_trainer.waiting import Order, Waiter
 
 __all__ = ["train"]
@@ -130,7 +131,7 @@ def train(url: str, run: str, address: str | None = None) -> None:
         parallel.lead(sender.start)  # on rank 0 alone
     journal = logs.Logs(job, done) if first else None
     began, tidy = time.perf_counter(), False
-    laps = metrics.Laps()
+    timer = metrics.Timer()
     while True:
         # ---------------------------------------------------------------------------------------------
         # Wait for the batch. The other ranks hear from rank 0 every few seconds.
@@ -148,7 +149,7 @@ def train(url: str, run: str, address: str | None = None) -> None:
         if order.batch is None:
             break
         batch = order.batch
-        laps.lap("wait_for_batch")
+        timer.lap("wait_for_batch")
 
         # ---------------------------------------------------------------------------------------------
         # This replica's share of the batch, as micro batches
@@ -170,25 +171,25 @@ def train(url: str, run: str, address: str | None = None) -> None:
             max_seq_tokens=training.max_seq_tokens,
             device=parallel.device(),
         )
-        laps.lap("fetch")
+        timer.lap("fetch")
 
         # ---------------------------------------------------------------------------------------------
         # Log-probs under the weights as they are, then the update
 
         temperature = job.rollout.temperature
-        off = step.logprob_pass(net, micro, temperature, training.importance_cap)
-        laps.lap("logprob")
-        learnt, norm = step.update(net, optimizer, micro, training, temperature)
+        mismatch_sums = step.logprob_pass(net, micro, temperature, training.importance_cap)
+        timer.lap("logprob")
+        loss_sums, norm = step.update(net, optimizer, micro, training, temperature)
         if not math.isfinite(norm):  # the same on every rank
             raise Diverged(
                 f"the gradient norm of batch {batch.version} is {norm}; nothing of it was published. "
                 "Lower trainer.lr, or look at mismatch_kl in metrics.jsonl, and start the trainer again"
             )
         prompts = sum(len(s.trajectory.prompt) for s in samples) if parallel.leads_replica() else 0
-        sums = parallel.world_sum(torch.cat([off, learnt, torch.tensor([float(prompts)])]))
+        sums = parallel.world_sum(mismatch_sums + loss_sums + Sums(prompt_tokens=torch.tensor(prompts)))
         done = batch.version + 1
-        row = metrics.line(batch, sums, norm)
-        laps.lap("train")
+        row = metrics.step_row(batch, sums, norm)
+        timer.lap("train")
 
         # ---------------------------------------------------------------------------------------------
         # Publish: the version exists from here on. A batch trained again was published long ago, but when
@@ -198,23 +199,23 @@ def train(url: str, run: str, address: str | None = None) -> None:
         location = parallel.lead(where, str | None)
         if location is not None:
             export(location)
-            figures = metrics.figures(row | metrics.spent(laps.seconds))
+            figures = metrics.published(row | metrics.time_and_memory(timer.seconds))
             parallel.lead(partial(sched.publish, done, location, trainer, figures))
             parallel.lead(partial(discard_old_weights, sched, trainer, training.keep_weights, store))
             if not (tidy or batch.replay):  # one that died may have exported this version before
                 parallel.lead(partial(discard_leftovers, sched, store))
                 tidy = True
-        laps.lap("export")
+        timer.lap("export")
 
         # ---------------------------------------------------------------------------------------------
         # Checkpoint
 
         if done % training.checkpoint_every == 0:
             kept = keep()
-        laps.lap("checkpoint")
+        timer.lap("checkpoint")
 
         if journal is not None:
-            row |= metrics.spent(laps.seconds)
+            row |= metrics.time_and_memory(timer.seconds)
             row |= {"scheduler_s": sched.stats.seconds, "wall_s": time.perf_counter() - began}
             metrics.append(folder / "metrics.jsonl", row)
             journal.write(done, row, sched.status)
@@ -226,7 +227,7 @@ def train(url: str, run: str, address: str | None = None) -> None:
                 row["time/wait_for_batch"], row["time/step"],
             )  # fmt: skip
         waiter.started()
-        laps = metrics.Laps()
+        timer = metrics.Timer()
 
     # -------------------------------------------------------------------------------------------------
     # The end of the run, or SIGTERM between two steps: a restart goes on from the checkpoint
