@@ -29,7 +29,7 @@ STATUS = Status(
         WorkerStatus(worker="w2", info="not JSON"),
     ],
 )
-ROW = {"step": 0, "time": 1.0, "reward/mean": 0.5, "staleness/mean": 0.25, "staleness/max": 1,
+ROW = {"step": 1, "time": 1.0, "reward/mean": 0.5, "staleness/mean": 0.25, "staleness/max": 1,
        "staleness/counts": {"0": 3}, "mismatch_kl": 1e-3, "mismatch/abs_diff_mean": None, "replay": False,
        "time/wait_for_batch": 0.25, "time/step": 2.0, "time/export": 0.5}  # fmt: skip
 
@@ -49,9 +49,9 @@ def test_tensorboard_after_a_restart(tmp_path: Path) -> None:
     job = make_job(tmp_path, tensorboard=True)
     first = Logs(job, 0)
     for step in (1, 2, 3):
-        first.write(step, ROW | {"reward/mean": step / 10}, lambda: STATUS)
+        first.write(ROW | {"step": step, "reward/mean": step / 10}, lambda: STATUS)
     again = Logs(job, 1)  # from a checkpoint at 1: 2 and 3 come again
-    again.write(2, ROW | {"reward/mean": 0.7}, lambda: STATUS)
+    again.write(ROW | {"step": 2, "reward/mean": 0.7}, lambda: STATUS)
     again.close()
     found = read_tensorboard(tmp_path / "tensorboard")
     assert [(step, round(value, 3)) for step, value in found["reward/all/mean"]] == [(1, 0.1), (2, 0.7)]
@@ -70,7 +70,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(2.1 * done)  # W&B names its folder by the second; a trainer takes longer to start again
         logs = Logs(job, done)
         for step in (done + 1, done + 2):
-            logs.write(step, ROW | {"reward/mean": step / 10}, lambda: STATUS)
+            logs.write(ROW | {"step": step, "reward/mean": step / 10}, lambda: STATUS)
         logs.close()
     rows = read_wandb(tmp_path / "wandb")
     assert [(row["step"], row["reward/all/mean"]) for row in rows] == [(1, 0.1), (2, 0.2), (2, 0.2), (3, 0.3)]
@@ -83,14 +83,14 @@ def test_a_logger_that_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptu
     (tmp_path / "tensorboard").write_text("in the way")
     with caplog.at_level(logging.WARNING, "roq.trainer"):
         logs = Logs(make_job(tmp_path, tensorboard=True), 0)
-        logs.write(1, ROW, lambda: STATUS)
-        logs.write(2, ROW, lambda: STATUS)
+        logs.write(ROW, lambda: STATUS)
+        logs.write(ROW, lambda: STATUS)
         logs.close()
     assert [record.message.split(",")[0] for record in caplog.records] == ["TensorBoard fails"]
 
 
 def test_no_logger_costs_nothing(tmp_path: Path) -> None:
-    Logs(make_job(tmp_path), 0).write(1, ROW, lambda: pytest.fail("nobody asked"))
+    Logs(make_job(tmp_path), 0).write(ROW, lambda: pytest.fail("nobody asked"))
 
 
 def test_the_section_is_checked_and_kept_with_the_run(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_a_stopped_and_a_killed_trainer_go_on_where_they_were(prepare) -> None:
         setup.until(lambda: len(setup.lines()) >= 2, trainer)
         trainer.send_signal(signal.SIGTERM)
         assert trainer.wait(30) == 0, setup.log()
-        assert "start the trainer again to go on" in setup.log()
+        assert "start the trainer again to resume" in setup.log()
         first = len(setup.lines())
 
         trainer = setup.start()
@@ -216,7 +216,7 @@ def test_a_stopped_and_a_killed_trainer_go_on_where_they_were(prepare) -> None:
 
     again = setup.start()  # there is nothing left to do, and it says so
     assert again.wait(60) == 0
-    assert setup.log().count("the run is over after 8 updates") == 2
+    assert setup.log().count("the run is over after step 8") == 2
 
 
 @pytest.mark.parametrize("kind", ["", "file://"])

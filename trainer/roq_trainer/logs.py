@@ -48,30 +48,30 @@ class Logs:
     """The loggers of a job, for rank 0.
 
     Args:
-        job: says which. done: updates that the weights have had so far.
+        job: says which. version: of the weights so far; what was logged of later steps is replaced.
     """
 
-    def __init__(self, job: Job, done: int) -> None:
+    def __init__(self, job: Job, version: int) -> None:
         self._writers: dict[str, Writer] = {}
         folder = Path(job.run.dir)
         if job.logging.tensorboard:
-            self._open("TensorBoard", lambda: TensorBoard(folder, done))
+            self._open("TensorBoard", lambda: TensorBoard(folder, version))
         if job.logging.wandb is not None:
             self._open("Weights & Biases", lambda: WeightsAndBiases(job, folder))
 
-    def write(self, step: int, row: Mapping[str, Any], status: Callable[[], Status]) -> None:
+    def write(self, row: Mapping[str, Any], status: Callable[[], Status]) -> None:
         """Log one step.
 
         Args:
-            step: updates that the weights have had now, from 1. row: its line of ``metrics.jsonl``.
+            row: its line of ``metrics.jsonl``.
             status: looks the run up, for what prompts and workers came to so far.
         """
         if not self._writers:
             return
-        scalars = {NAMES.get(name, name): value for name, value in row.items() if _is_figure(name, value)}
+        scalars = {NAMES.get(name, name): value for name, value in row.items() if _is_scalar(name, value)}
         scalars |= shares(status())
         for name, writer in list(self._writers.items()):
-            self._try(name, lambda writer=writer: writer.write(step, scalars))
+            self._try(name, lambda writer=writer: writer.write(row["step"], scalars))
 
     def close(self) -> None:
         """Write out what is left."""
@@ -114,17 +114,17 @@ def shares(status: Status) -> dict[str, float]:
     }
 
 
-def _is_figure(name: str, value: object) -> bool:
+def _is_scalar(name: str, value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and name not in ("step", "time")
 
 
 class TensorBoard:
-    """Event files in ``tensorboard/``; after a restart, what comes after ``done`` is written anew."""
+    """Event files in ``tensorboard/``; after a restart, what comes after ``version`` is written anew."""
 
-    def __init__(self, folder: Path, done: int) -> None:
+    def __init__(self, folder: Path, version: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1 if done else None)
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=version + 1 if version else None)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add the scalars of a step."""

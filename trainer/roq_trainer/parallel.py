@@ -1,11 +1,12 @@
-"""Process groups, and the few collectives the loop needs beside Megatron's own."""
+"""Process groups, and the few collectives that the loop needs besides Megatron's own."""
 
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast, get_type_hints
 
 import msgspec
 import torch
@@ -23,9 +24,9 @@ __all__ = [
     "broadcast_bytes",
     "close",
     "device",
-    "lead",
     "leads_replica",
     "model_parallel_group",
+    "on_rank0",
     "open_parallel",
     "open_world",
     "pipeline_group",
@@ -33,6 +34,7 @@ __all__ = [
     "world_sum",
 ]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # Rank 0 reports to the others every few seconds even while it waits for a batch, so a silence this long
@@ -124,27 +126,34 @@ def broadcast_bytes(data: bytearray, group: dist.ProcessGroup | None = None) -> 
     return buffer.cpu().numpy().data
 
 
-def lead(action: Callable[[], T], kind: Any = None) -> T:
-    """Do something on rank 0 alone and give its result to every rank; a failure reaches every rank too.
+def on_rank0(function: Callable[P, T]) -> Callable[P, T]:
+    """Make ``function`` run on rank 0 alone, and its result or failure reach every rank.
 
-    Args:
-        action: what rank 0 does. kind: the type of its result, for decoding it elsewhere.
+    Every rank calls it; on the others the arguments do not matter, and the result is decoded as the type that
+    the function declares to return::
+
+        job = on_rank0(read_job)(sched)
 
     Raises:
-        PeerFailed: on the other ranks, when the action failed on rank 0.
+        PeerFailed: on the other ranks, when the function failed on rank 0.
     """
-    if dist.get_rank() != 0:
-        reply = bytes(broadcast_bytes(bytearray()))
-        if reply[:1] == b"!":
-            raise PeerFailed(f"rank 0 failed: {reply[1:].decode()}")
-        return msgspec.msgpack.decode(reply[1:], type=kind)
-    try:
-        result = action()
-    except Exception as error:
-        broadcast_bytes(bytearray(b"!" + str(error).encode()))
-        raise
-    broadcast_bytes(bytearray(b"=" + msgspec.msgpack.encode(result)))
-    return result
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        if dist.get_rank() != 0:
+            reply = bytes(broadcast_bytes(bytearray()))
+            if reply[:1] == b"!":
+                raise PeerFailed(f"rank 0 failed: {reply[1:].decode()}")
+            return msgspec.msgpack.decode(reply[1:], type=get_type_hints(function)["return"])
+        try:
+            result = function(*args, **kwargs)
+        except Exception as error:
+            broadcast_bytes(bytearray(b"!" + str(error).encode()))
+            raise
+        broadcast_bytes(bytearray(b"=" + msgspec.msgpack.encode(result)))
+        return result
+
+    return run
 
 
 def world_sum(sums: Sums) -> Sums:
