@@ -139,7 +139,7 @@ def test_trains_to_the_end(prepare, ranks: dict[str, int], kind: str) -> None:
         assert line["grad_norm"] > 0
         assert line["rss_bytes"] < 2 << 30
     assert "step 1: reward" in setup.log()
-    assert "going on without" not in setup.log()
+    assert "continuing without" not in setup.log()
     if loggers:
         board = read_tensorboard(setup.dir / "tensorboard")["mismatch_kl/all/mean"]
         assert board == [(line["step"], pytest.approx(line["mismatch_kl"])) for line in lines]

@@ -1,6 +1,6 @@
 """Checkpoints: model, optimizer and the number of completed steps, as one folder that is whole or absent.
 
-The format is Megatron's distributed checkpoint, so a run may go on with another tensor- or
+The format is Megatron's distributed checkpoint, so a run may resume with another tensor- or
 pipeline-parallel split. Nothing random happens in a step (dropout is 0), so no random state is kept.
 """
 
@@ -23,8 +23,8 @@ from roq_trainer.weights import durable_rename
 
 __all__ = ["newest", "restore", "save", "to_resume"]
 
-# Megatron hands the write results over through a manager process, for saves that go on in the
-# background. Ours do not: a plain queue does, and without it a killed trainer would leave that process
+# Megatron hands the write results over through a manager process, for saves that run in the
+# background. Ours do not: a plain queue is enough, and without it a killed trainer would leave that process
 # (270 MB) behind for ever, and the first checkpoint would wait seconds for it to start.
 filesystem_async._results_queue = queue.Queue()
 
@@ -40,14 +40,14 @@ def newest(root: Path) -> Path | None:
 
 
 def to_resume(root: Path, version: int, covered: int) -> Path | None:
-    """The checkpoint to go on from, given what the server knows; None is the base model.
+    """The checkpoint to resume from, given what the server knows; None is the base model.
 
     Usually the newest. When the server is behind it, Redis has lost its last moments: then the newest one
     that the server can follow, since the batches from there on are still kept and are trained again.
 
     Args:
         root: the folder of checkpoints. version: what the server says is published. covered: the
-            checkpoint that it was last told of; earlier batches are gone.
+            newest checkpoint that it knows of; earlier batches are gone.
 
     Raises:
         StateLost: the server knows less than every checkpoint.
@@ -88,7 +88,7 @@ def save(
 ) -> None:
     """Write the state after ``step`` completed steps and remove all but the ``keep`` newest. Collective.
 
-    On return the checkpoint is on disk under its final name; only then may the scheduler be told.
+    On return the checkpoint is on disk under its final name; only then may the scheduler hear of it.
     """
     target = root / f"step_{step:08d}"
     temporary = root / f".tmp-{target.name}"

@@ -1,7 +1,7 @@
 """The figures of each step in TensorBoard and Weights & Biases, where the job asks for them.
 
-``metrics.jsonl`` is the record; these are for looking. A logger that fails is reported once and left out,
-and training goes on.
+``metrics.jsonl`` is the record; these are for looking. A logger that fails is reported once and left out;
+training continues.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class Logs:
     def _try(self, name: str, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - whatever a logger does, training goes on
+        except Exception as error:  # noqa: BLE001 - whatever a logger does, training continues
             self._writers.pop(name, None)
-            log.warning("%s fails, going on without it: %s: %s", name, type(error).__name__, error)
+            log.warning("%s fails, continuing without it: %s: %s", name, type(error).__name__, error)
 
 
 def shares(status: Status) -> dict[str, float]:
@@ -138,10 +138,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One run of W&B for the whole run of ours: a restarted trainer goes on with it.
+    """One W&B run for the whole run: a restarted trainer resumes it.
 
-    ``step`` is a figure like the others and the axis of all, since W&B's own step cannot go back when a
-    batch is trained again.
+    ``step`` is a metric like the others and the axis of all, since W&B's own step cannot go back when a batch
+    is trained again.
     """
 
     def __init__(self, job: Job, folder: Path) -> None:

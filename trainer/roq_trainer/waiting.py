@@ -24,7 +24,7 @@ LOG_S = 30.0  # how often it is logged
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What rank 0 tells the others to do next: train ``batch``, go on waiting, or leave."""
+    """What rank 0 tells the others to do next: train ``batch``, keep waiting, or leave."""
 
     kind: Literal["train", "wait", "end", "stop"]
     batch: Batch | None = None
@@ -114,12 +114,12 @@ class Waiter:
         if silent >= self._training.worker_timeout_s:
             raise Stalled(
                 f"no live worker for {silent:.0f} s (trainer.worker_timeout_s), {text}{last}. "
-                "Start workers, then start the trainer again: it goes on where it was"
+                "Start workers, then start the trainer again: it resumes where it left off"
             )
         if still >= self._training.progress_timeout_s:
             raise Stalled(
                 f"no progress for {still:.0f} s (trainer.progress_timeout_s), {text}{last}. "
-                "Look at the workers' logs; then start the trainer again: it goes on where it was"
+                "Look at the workers' logs; then start the trainer again: it resumes where it left off"
             )
         if now >= self._next_log:
             self._next_log = now + LOG_S
