@@ -30,7 +30,7 @@ class ConfigError(RoqError):
 
 
 class InvalidTrajectory(RoqError, ValueError):
-    """A payload whose fields do not fit together, e.g. a log-prob missing for a token. Nothing was sent."""
+    """A payload with inconsistent fields, such as a token without a log-prob. Nothing was sent."""
 
     exit_code = 2
 
@@ -148,7 +148,7 @@ class RewardError(RoqError):
 
 
 class EngineError(RoqError):
-    """vLLM did not start, failed or died; what it was generating is lost to this worker."""
+    """vLLM did not start, failed or died; its work in flight is lost to this worker."""
 
 
 class Stalled(RoqError):
@@ -177,11 +177,11 @@ class WeightsError(RoqError):
 
 
 class StoreFailed(RoqError):
-    """A weight store cannot be reached, refuses, or returned something other than what was put there."""
+    """A weight store is unreachable, refused a request, or returned data other than what was stored."""
 
 
 class VersionLost(StoreFailed):
-    """The store has no such version, or an incomplete one; asking again does not help."""
+    """The store has no such version, or an incomplete one; retrying does not help."""
 
 
 class TransferFailed(RoqError):
@@ -189,14 +189,14 @@ class TransferFailed(RoqError):
 
 
 class SenderSilent(TransferFailed):
-    """The weight sender does not answer; asking again at once would only wait as long again."""
+    """The weight sender does not answer; an immediate retry would only time out again."""
 
 
 # --------------------------------------------------------------------------------------------------
 
 CODES: dict[str, type[Refused]] = {cls.code: cls for cls in Refused.__subclasses__()}
 
-# Derived, so that a new error is written down once.
+# Derived, so a new error is declared once.
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     name for name, item in list(globals().items()) if isinstance(item, type) and issubclass(item, RoqError)
 ]

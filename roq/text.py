@@ -1,4 +1,4 @@
-"""Figures and failures as people read them."""
+"""Format numbers and errors for display."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def clock(seconds: float) -> str:
-    """Seconds for people: ``8.2 s``, ``3:07``, ``1:02:07``."""
+    """Format seconds: ``8.2 s``, ``3:07``, ``1:02:07``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -19,17 +19,17 @@ def clock(seconds: float) -> str:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name from elsewhere is safe as that of a file: no folder, nothing hidden or unusual."""
+    """True if an untrusted name is safe as a file name: no folder, nothing hidden or unusual."""
     return _FILE_NAME.fullmatch(name) is not None
 
 
 def one_line(error: object) -> str:
-    """What an exception says, in one line; its kind when it says nothing."""
+    """An exception's message on one line; its class name if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def size(count: float) -> str:
-    """Bytes for people, to three digits.
+    """Format a number of bytes, to three digits.
 
     >>> size(0), size(512), size(27_650), size(999_600), size(1_170_000_000)
     ('0 B', '512 B', '27.6 kB', '1 MB', '1.17 GB')

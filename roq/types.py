@@ -1,7 +1,7 @@
-"""The structs that go to and come from the server-side library.
+"""The structs exchanged with the server-side library.
 
-Replies are JSON objects written by the Lua functions and decoded straight into these structs;
-a field that the library leaves out takes its default. Times are the server's, in seconds.
+The Lua functions write replies as JSON objects, which are decoded straight into these structs; a field that
+the library omits takes its default. Times are the server's, in seconds.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ RefusalReason = Literal[
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     """A claim on one trajectory of one group, held until its worker's lease runs out.
 
-    Life: handed out by ``reserve``; kept by ``renew``, which extends the lease of everything that a worker
-    holds; ended by ``complete``, ``release`` or ``fail``. When the lease runs out or the group leaves,
-    the claim is fenced: every later call with it raises ``Fenced``, and its work is issued to another worker
-    if it is still needed.
+    ``reserve`` hands it out; ``renew`` keeps it by extending the lease of everything that a worker holds;
+    ``complete``, ``release`` or ``fail`` ends it. When the lease runs out or the group leaves, the claim is
+    fenced: every later call with it raises ``Fenced``, and its work is issued to another worker if it is
+    still needed.
 
     Attributes:
         group: the group's number, unique in the run.
@@ -54,10 +54,10 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
         token: the fencing token; rises with every issue of this member.
         ordinal: position of the prompt in the run's prompt order, from 0.
         v_traj: oldest weights version of any part of the group.
-        buffer, slot: where the group's place is now (it may move later); slots count from 1.
+        buffer, slot: the group's slot now (it may move later); slots count from 1.
         attempt: how often this member was issued, this time included.
-        worker: who holds the claim.
-        prefix: the tokens kept from an earlier attempt, or None for a clean start.
+        worker: the claim's holder.
+        prefix: the tokens saved by an earlier attempt, or None for a clean start.
     """
 
     group: int
@@ -75,15 +75,15 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to ``reserve``.
 
-    Life: asked for with the engine's free capacity; the caller generates for each reservation, then completes
-    or releases it. When ``refused`` is set, ``wait(signal)`` sleeps until asking again can help.
+    The caller generates a response for each reservation, then completes or releases it. When ``refused`` is
+    set, ``wait(signal)`` sleeps until another ``reserve`` can succeed.
 
     Attributes:
         reservations: the claims handed out, possibly fewer than asked for.
-        refused: None, or why there are fewer than asked for.
+        refused: None, or the reason why there are fewer than asked for.
         version: the newest published weights version.
-        signal: pass it to ``wait`` to sleep until something changed after this answer.
-        ended: the run is over; nothing will ever be handed out again.
+        signal: pass it to ``wait`` to sleep until something changes after this answer.
+        ended: the run is over; no more claims are handed out.
     """
 
     reservations: list[Reservation] = []
@@ -96,11 +96,10 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to ``complete``.
 
-    ``status`` is "open" (the group waits for other members), "occupied" (the group took its final
-    kind of place, named by ``buffer`` and ``slot``), "filtered" (the group gives no gradient and
-    left), "surplus" (not needed; nothing was kept) or "judging" (the run post-processes groups, and
-    ``judgement`` is the claim on it, for this worker to hand in). ``ready`` names the buffer that this call
-    made READY.
+    ``status`` is "open" (the group waits for other members), "occupied" (the group now occupies ``slot`` of
+    ``buffer``), "filtered" (the group gives no gradient and has left), "surplus" (not needed; nothing was
+    stored) or "judging" (the run post-processes groups, and ``judgement`` is this worker's claim on that).
+    ``ready`` is the buffer that this call made READY.
     """
 
     status: Literal["open", "occupied", "filtered", "surplus", "judging"]
@@ -126,9 +125,9 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """A dead letter: a prompt that failed too often, and why.
 
     Attributes:
-        ordinal: which.
+        ordinal: the prompt's ordinal.
         drops: how often its groups were dropped.
-        attempt: attempts at its most tried member.
+        attempt: attempts at the member that was tried most often.
         reason: the last error, or why it was dropped.
         at: when, in milliseconds of the server's clock since 1970.
     """
@@ -155,8 +154,8 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         version: the newest published weights version.
         cancelled: claims of this worker to stop generating, those lost to an expired lease included;
-            told again until acknowledged.
-        draining: somebody asked this worker to go: end what it has, then leave.
+            repeated until acknowledged.
+        draining: this worker is drained: it should finish what it has, then leave.
         paused: admission is paused.
         ended: the run is over.
         acknowledge: internal; the client passes it with the next renewal.
@@ -171,9 +170,9 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One trajectory of a batch: which, its reward, its response length, its oldest version.
+    """One trajectory of a batch: its member number, reward, response length and oldest version.
 
-    ``advantage`` is what the group's post-processing gave it; None when the trainer computes it.
+    ``advantage`` comes from the group's post-processing; None when the trainer computes it.
     """
 
     member: int
@@ -197,11 +196,11 @@ class BatchGroup(msgspec.Struct, frozen=True, kw_only=True):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """The groups for the update ``version → version + 1``, in slot order.
 
-    Life: ``take`` turns a READY buffer into a batch, and returns the same one until its update is published.
-    Its data stays on the server until ``checkpointed`` names a later version, so that a trainer restored from
-    an older checkpoint can take it again.
+    ``take`` turns a READY buffer into a batch, and returns the same one until its update is published. Its
+    data stays on the server until ``checkpointed`` names a later version: a trainer restored from an older
+    checkpoint can take it again.
 
-    ``replay`` is true when the update was published before and is trained again after a restart.
+    ``replay`` is true when the update was already published and is trained again after a restart.
     """
 
     version: int
@@ -210,9 +209,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightsRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered weights version and where its files are.
+    """A registered weights version and the location of its files.
 
-    ``sender`` is where it can be received from, when the trainer sends weights (``[run] transfer``).
+    ``sender`` is the address to receive it from, when the trainer sends weights (``[run] transfer``).
     """
 
     version: int
@@ -234,7 +233,7 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One filled slot, or one that is being trained.
 
     ``done``, ``running`` and ``pending`` count the group's members that are finished, leased out and waiting
-    to be issued; ``workers`` are those that hold some; ``age_s`` counts from the group's reservation.
+    to be issued; ``workers`` hold the running ones; ``age_s`` counts from the group's reservation.
     """
 
     buffer: int
@@ -253,8 +252,8 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: the version it has loaded, its claims, and when its lease runs out.
 
-    ``info`` is what the worker last said of itself (JSON text), ``error`` its last failed attempt and
-    ``error_age_s`` how long ago that was; ``draining`` says that it was asked to go.
+    ``info`` holds the figures of its last heartbeat (JSON text), ``error`` its last failed attempt and
+    ``error_age_s`` the age of that; ``draining`` is true for a drained worker.
     """
 
     worker: str
@@ -269,9 +268,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How long one command has held the server, since the server started and for all its clients.
+    """The server time of one command, since the server started and for all its clients.
 
-    ``histogram`` is (seconds, calls that took no longer), rising.
+    ``histogram`` lists (seconds, calls that took no longer), rising.
     """
 
     calls: int
@@ -280,7 +279,7 @@ class CallStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """Where every issued prompt is; ``issued`` equals the sum of the others."""
+    """The whereabouts of every issued prompt; ``issued`` equals the sum of the others."""
 
     issued: int = 0
     trained: int = 0
@@ -292,13 +291,13 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def balanced(self) -> bool:
-        """Whether every issued prompt is accounted for exactly once."""
+        """True if every issued prompt is accounted for exactly once."""
         parts = self.trained + self.in_slots + self.requeued + self.filtered + self.discarded + self.dead
         return self.issued == parts
 
 
 class WaitingSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """A Reserved slot of the nearest buffer: what the trainer waits for, whose, and for how long."""
+    """A Reserved slot of the nearest buffer, which the trainer waits for: its group, age and holders."""
 
     buffer: int
     slot: int
@@ -310,7 +309,7 @@ class WaitingSlot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """One consistent picture of a run.
+    """A consistent snapshot of a run.
 
     ``window_end`` is the last buffer that the newest weights may reserve in; ``training`` the version
     being trained, None while the trainer waits; ``inflight`` the trajectories leased out; ``pending``

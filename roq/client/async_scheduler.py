@@ -34,10 +34,10 @@ __all__ = ["AsyncScheduler"]
 
 
 class AsyncScheduler:
-    """A run on a Redis server, for asyncio: every call of :class:`roq.Scheduler`, awaited.
+    """The asyncio client of a run: every call of :class:`roq.Scheduler`, awaited.
 
-    It belongs to the event loop in which it is first used, until ``aclose``. There is no ``stop``: cancelling
-    a call ends its wait for the server.
+    It is bound to the event loop that first uses it, until ``aclose``. There is no ``stop``: cancelling a
+    call ends its wait for the server.
     """
 
     def __init__(self, url: str, run: str, *, retry_s: float | None = 60.0) -> None:
@@ -49,7 +49,7 @@ class AsyncScheduler:
         self._acknowledged: dict[str, int] = {}
 
     async def aclose(self) -> None:
-        """Close the connections. Nothing on the server changes; a later call connects anew."""
+        """Close the connections. Nothing on the server changes; a later call reconnects."""
         await self._driver.close()
 
     async def __aenter__(self) -> Self:
@@ -100,7 +100,7 @@ class AsyncScheduler:
     async def verify(self) -> list[str]:
         return await self._driver.run(self._operations.verify())
 
-    # -- looking on ---------------------------------------------------------------------------------
+    # -- observing ----------------------------------------------------------------------------------
 
     async def audit(self, events: Iterable[Event] | None = None) -> Audit:
         return await self._driver.run(self._operations.audit(events))
@@ -182,7 +182,7 @@ class AsyncScheduler:
         return await self._driver.run(self._operations.trajectories(groups))
 
     async def encoded_trajectories(self, groups: Sequence[BatchGroup]) -> list[bytes]:
-        """As :meth:`Scheduler.encoded_trajectories`."""
+
         return await self._driver.run(self._operations.encoded_trajectories(groups))
 
     async def publish(

@@ -1,18 +1,17 @@
 """From a URL to a redis-py client: one server, a master that Sentinels watch, or a cluster.
 
 - ``redis://``, ``rediss://``, ``unix://``: one server.
-- ``redis+sentinel://[user:password@]host[:26379],host…/service[/db]``: whoever is the master of
-  ``service`` now.
+- ``redis+sentinel://[user:password@]host[:26379],host…/service[/db]``: the current master of ``service``.
 - ``redis+cluster://[user:password@]host[:6379],host…``: a cluster; all keys of a run are in one slot.
 
 Append ``s`` to ``redis`` for TLS. Any of them takes these query parameters:
 
-- ``username``, ``password_file``: the login; the file holds the password and nothing else.
-- ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``: PEM files: whom to trust, and who we are.
+- ``username``, ``password_file``: the login; the file holds only the password.
+- ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``: PEM files: the CA to trust, the client's own pair.
 - ``ssl_check_hostname``: ``false`` when the server's certificate names another host.
-- ``sentinel_username``, ``sentinel_password_file``: the login at the Sentinels themselves.
+- ``sentinel_username``, ``sentinel_password_file``: the login for the Sentinels.
 
-Retrying is the caller's: the clients made here never retry.
+The clients made here never retry; that is left to the caller.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ _TIMEOUTS: dict[str, Any] = {
 }
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "password_file", "sentinel_password_file")
 _PARAMETERS = ("username", "sentinel_username", "ssl_check_hostname", *_FILES)
-# What of a failed handshake does not pass by itself; other ends of a TLS connection do.
+# Permanent handshake failures; any other failure of a TLS connection is transient.
 _TLS_TROUBLE = {
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted; give the CA that signed it as ssl_ca_certs",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted; pass the CA that signed it as ssl_ca_certs",
     "WRONG_VERSION_NUMBER": "it does not speak TLS on this port; use redis:// or its TLS port",
-    "CERTIFICATE_REQUIRED": "it asks for a certificate of ours; give ssl_certfile and ssl_keyfile",
-    "UNKNOWN_CA": "it does not trust our certificate; give one signed by its own CA as ssl_certfile",
+    "CERTIFICATE_REQUIRED": "it requires a client certificate; pass ssl_certfile and ssl_keyfile",
+    "UNKNOWN_CA": "it does not trust the client certificate; pass one signed by its CA as ssl_certfile",
 }
 
 
@@ -63,8 +62,8 @@ class _Target(msgspec.Struct, frozen=True):
         kind: "single", "sentinel" or "cluster".
         url: of a single server, without the parameters that became options.
         hosts, service: of Sentinels or of a cluster.
-        options: redis-py's, for the connection that commands go through.
-        sentinel_options: those for the Sentinels themselves.
+        options: redis-py options of the connection for commands.
+        sentinel_options: redis-py options of the connections to the Sentinels.
     """
 
     kind: str
@@ -79,9 +78,9 @@ def _parse(url: str) -> _Target:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise _unlike(url, "it cannot be taken apart; percent-encode special characters") from None
+        raise _unlike(url, "it cannot be parsed; percent-encode special characters") from None
     if "\0" in unquote(url):
-        raise _unlike(url, "it holds a NUL character")
+        raise _unlike(url, "it contains a NUL character")
     given: dict[str, str] = {}
     others: list[tuple[str, str]] = []
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
@@ -97,7 +96,7 @@ def _parse(url: str) -> _Target:
     if scheme not in ("redis", "rediss") or kind not in ("sentinel", "cluster"):
         raise _unlike(url, "use redis+sentinel://… or redis+cluster://…")
     if others:
-        raise _unlike(url, f"unknown parameter {others[0][0]!r}; there are {', '.join(_PARAMETERS)}")
+        raise _unlike(url, f"unknown parameter {others[0][0]!r}; valid ones are {', '.join(_PARAMETERS)}")
     account, _, hosts = parts.netloc.rpartition("@")
     user, _, password = account.partition(":")
     path = parts.path.strip("/").split("/")
@@ -107,7 +106,7 @@ def _parse(url: str) -> _Target:
         nodes = [(host, int(port or default)) for host, _, port in pairs]
         db = int(path[1]) if len(path) > 1 else 0
     except ValueError:
-        raise _unlike(url, "ports and the database are numbers") from None
+        raise _unlike(url, "ports and the database must be numbers") from None
     if not all(host for host, _ in nodes) or (kind == "sentinel" and not path[0]):
         raise _unlike(url, "it lacks a host or, for Sentinel, /service")
     login = {"username": unquote(user) or None, "password": unquote(password) or None}
@@ -118,16 +117,16 @@ def _parse(url: str) -> _Target:
 
 
 def _options(url: str, given: dict[str, str], *, tls: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """redis-py's options for our query parameters: the server's, the Sentinels'."""
+    """The redis-py options from the query parameters: for the server, and for the Sentinels."""
     for name in _FILES:
         if name in given and not Path(given[name]).is_file():
-            raise ConfigError(f"{name} = {given[name]!r} of the server's URL is no file; mend the path")
+            raise ConfigError(f"{name} = {given[name]!r} in the server's URL is not a file; correct the path")
     shared: dict[str, Any] = {name: value for name, value in given.items() if name.startswith("ssl_")}
     if shared and not tls:
-        raise _unlike(url, f"{next(iter(shared))} is for TLS; begin the URL with rediss")
+        raise _unlike(url, f"{next(iter(shared))} needs TLS; start the URL with rediss")
     if "ssl_check_hostname" in shared:
         if shared["ssl_check_hostname"] not in ("true", "false"):
-            raise _unlike(url, "ssl_check_hostname is true or false")
+            raise _unlike(url, "ssl_check_hostname must be true or false")
         shared["ssl_check_hostname"] = shared["ssl_check_hostname"] == "true"
     if "ssl_ca_certs" in shared or "ssl_certfile" in shared:
         _check_certificates(shared)
@@ -152,7 +151,7 @@ def _secret(path: Path) -> str:
 
 
 def _check_certificates(files: dict[str, Any]) -> None:
-    """Find unreadable PEM files now: redis-py would report them as a server that is away."""
+    """Check PEM files now: redis-py would report an unreadable one as an unreachable server."""
     context = ssl.create_default_context()
     name = ""
     try:
@@ -163,7 +162,7 @@ def _check_certificates(files: dict[str, Any]) -> None:
             name = "ssl_certfile"
             context.load_cert_chain(files[name], files.get("ssl_keyfile"))
     except (ssl.SSLError, OSError) as error:
-        raise ConfigError(f"{name} = {files[name]!r} of the server's URL cannot be used: {error}") from None
+        raise ConfigError(f"{name} = {files[name]!r} in the server's URL cannot be used: {error}") from None
 
 
 def _unlike(url: str, why: str) -> ConfigError:
@@ -171,7 +170,7 @@ def _unlike(url: str, why: str) -> ConfigError:
 
 
 def _single(kind: Any, url: str, options: dict[str, Any]) -> Any:
-    """A client of one server, its URL's options checked; replies stay bytes whatever the URL says."""
+    """Make a client of one server and check the URL's options; only ``options`` can decode replies."""
     target = _parse(url)
     try:
         client = kind.from_url(target.url, **options, **target.options)
@@ -183,26 +182,26 @@ def _single(kind: Any, url: str, options: dict[str, Any]) -> Any:
     except ValueError as error:
         if masked(url) == url:
             raise _unlike(url, str(error)) from None
-        # A password with a special character may stand in the error's text, as a "port".
+        # The error may quote part of a password that has a special character, as a "port".
         raise _unlike(url, "percent-encode its password's special characters, or use password_file") from None
     return client
 
 
 def check_url(url: str) -> None:
-    """Refuse a URL that cannot be understood, without connecting.
+    """Reject an invalid URL, without connecting.
 
     Raises:
-        ConfigError: the URL cannot be understood, or a file that it names cannot be used.
+        ConfigError: the URL is invalid, or a file that it names cannot be used.
     """
     if _parse(url).kind == "single":
         connect(url)
 
 
 def connect(url: str, **options: Any) -> Any:
-    """A synchronous client; ``options`` are redis-py's.
+    """Make a synchronous client; ``options`` are redis-py's.
 
     Raises:
-        ConfigError: the URL cannot be understood, or a file that it names cannot be used.
+        ConfigError: the URL is invalid, or a file that it names cannot be used.
     """
     options = {"retry": redis.retry.Retry(NoBackoff(), 0)} | _TIMEOUTS | options
     target = _parse(url)
@@ -218,10 +217,10 @@ def connect(url: str, **options: Any) -> Any:
 
 
 def connect_async(url: str) -> Any:
-    """An asynchronous client; it connects when first used.
+    """Make an asynchronous client; it connects on first use.
 
     Raises:
-        ConfigError: the URL cannot be understood, or a file that it names cannot be used.
+        ConfigError: the URL is invalid, or a file that it names cannot be used.
     """
     once = redis.asyncio.retry.Retry(NoBackoff(), 0)
     target = _parse(url)
@@ -245,10 +244,10 @@ def sentinels_of(client: Any) -> list[Any]:
 
 
 def own_address(url: str) -> str:
-    """The address of this host on the network that leads to the server; nothing is sent.
+    """This host's address on the network that leads to the server. Nothing is sent.
 
     Raises:
-        ConfigError: the URL cannot be understood, or none of its hosts' names resolves.
+        ConfigError: the URL is invalid, or none of its host names resolves.
     """
     target = _parse(url)
     for host, port in target.hosts or [_host_of(target.url)]:
@@ -264,18 +263,18 @@ def own_address(url: str) -> str:
 
 
 def _host_of(url: str) -> tuple[str, int]:
-    """Of a single server; no host for a socket in the file system."""
+    """The host and port of a single server; the host is empty for a unix socket."""
     parts = urlsplit(url)
     return ("", 0) if parts.scheme == "unix" else (parts.hostname or "localhost", parts.port or 6379)
 
 
 def tls_trouble(error: BaseException) -> str | None:
-    """Why a TLS handshake can never succeed; None for any other error."""
+    """The reason that a TLS handshake can never succeed; None for any other error."""
     text = str(error)
     return next((why for code, why in _TLS_TROUBLE.items() if code in text), None)
 
 
 def masked(url: str) -> str:
-    """The URL without its passwords, for messages; also of one that cannot be taken apart."""
+    """The URL without its passwords, for messages; the URL may be invalid."""
     url = re.sub(r"^([^:/?#]+://[^:@/?#]*):.*@", r"\1:***@", url, flags=re.DOTALL)
     return re.sub(r"([?&](?:\w*_)?password=)[^&#]*", r"\1***", url)

@@ -1,7 +1,7 @@
-"""Drives the operations of a scheduler: sends each step to the server, with retries, until the end.
+"""Drive the operations of a scheduler: send each step to the server, with retries.
 
-One driver that blocks and one for asyncio, in the same order and with the same names. What a failure means
-to both is in :mod:`roq.client.failures`.
+The blocking and the asyncio driver have the same methods, in the same order. :mod:`roq.client.failures`
+classifies failures for both.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Driver:
 
     @property
     def redis(self) -> Any:
-        """The redis-py client, made when first used: one for a cluster connects at once."""
+        """The redis-py client, made on first use: one for a cluster connects at once."""
         with self._connecting:
             if self._client is None:
                 self._client = connect(self.url)
@@ -85,7 +85,7 @@ class Driver:
                 self.stats.seconds += time.perf_counter() - started
 
     def sleep(self, operation: Operation[T]) -> T:
-        """Drive an operation of commands that block: it is not counted and keeps no call waiting."""
+        """Drive an operation of blocking commands; it is not counted and does not delay other calls."""
         return self._drive(operation, lambda command: self._persist(self._exchange, command.args))
 
     def _drive(self, operation: Operation[T], send: Callable[[Any], Any]) -> T:
@@ -110,7 +110,7 @@ class Driver:
             return self._persist(self._exchange, self._operations.wire(command, request))
 
     def _persist(self, exchange: Callable[[Any], T], what: Any) -> T:
-        """Exchange, and again while the failure is one that passes."""
+        """Exchange, and retry while the failure is transient."""
         try:
             return exchange(what)
         except FAILURES as error:
@@ -138,7 +138,7 @@ class Driver:
             answers = pipe.execute(raise_on_error=False)
         failure = first_failure(answers)
         if failure is not None:
-            self._checked = False  # the library may be what is missing
+            self._checked = False  # the library may be missing
             raise RedisConnectionError(f"not all calls were answered: {failure}")
         return answers
 
@@ -160,7 +160,7 @@ class Driver:
 
 
 class AsyncDriver:
-    """:class:`Driver`, awaited. It belongs to the event loop in which it is first used, until ``close``."""
+    """:class:`Driver`, awaited. It is bound to the event loop that first uses it, until ``close``."""
 
     def __init__(self, url: str, operations: Operations, retry_s: float | None) -> None:
         self.url = url
@@ -178,18 +178,18 @@ class AsyncDriver:
         self._batching = asyncio.Lock()
 
     def _check_loop(self) -> None:
-        """Connections belong to the event loop that they were made in."""
+        """Refuse a second event loop: connections work only in the loop that made them."""
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._belong_to(loop)
         elif self._loop is not loop:
             raise RoqError(
-                "this AsyncScheduler was used in another event loop, and its connections belong to that one; "
+                "this AsyncScheduler is bound to another event loop; "
                 "make one inside each asyncio.run, or await aclose() at the end of the first"
             )
 
     async def close(self) -> None:
-        """Close the connections; a later call connects anew."""
+        """Close the connections; a later call reconnects."""
         for client in (self.redis, *sentinels_of(self.redis)):
             await client.aclose()
         self._belong_to(None)
@@ -203,7 +203,7 @@ class AsyncDriver:
             return await self._drive(operation, self._send)
 
     async def sleep(self, operation: Operation[T]) -> T:
-        """Drive an operation of commands that block: it is not counted and keeps no call waiting."""
+        """Drive an operation of blocking commands; it is not counted and does not delay other calls."""
         return await self._drive(operation, lambda command: self._persist(self._exchange, command.args))
 
     async def _drive(self, operation: Operation[T], send: Callable[[Any], Awaitable[Any]]) -> T:
@@ -231,7 +231,7 @@ class AsyncDriver:
                 return await self._persist(self._exchange, self._operations.wire(command, request))
 
     async def _persist(self, exchange: Callable[[Any], Awaitable[T]], what: Any) -> T:
-        """Exchange, and again while the failure is one that passes."""
+        """Exchange, and retry while the failure is transient."""
         self._check_loop()
         try:
             return await exchange(what)
@@ -260,7 +260,7 @@ class AsyncDriver:
             answers = await pipe.execute(raise_on_error=False)
         failure = first_failure(answers)
         if failure is not None:
-            self._checked = False  # the library may be what is missing
+            self._checked = False  # the library may be missing
             raise RedisConnectionError(f"not all calls were answered: {failure}")
         return answers
 

@@ -1,4 +1,4 @@
-"""What a failed command means: which failures are transient, which roq error the others become."""
+"""Classify failed commands: transient failures are retried, all others become a roq error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _TRANSIENT = (
 _TRANSIENT_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "LOADING ", "OOM ")
 FAILURES = (rx.RedisError, rx.RedisClusterException)  # the latter is not a RedisError
 LIBRARY_MISSING = "unction not found"  # the start of this text differs between servers
-# A command inside a function that the caller's own rules forbid: Redis, Valkey.
+# Errors of a command inside a function that the caller's rules forbid: Redis, Valkey.
 _INNER_REFUSALS = ("The user executing the script can't", "ACL failure in script")
 _LOAD_IT = (
     "run `roq library | redis-cli -x FUNCTION LOAD REPLACE` (or any roq command) as an administrator "
@@ -72,14 +72,14 @@ def first_failure(answers: list[Any]) -> Exception | None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may succeed later."""
+    """True if the same call may succeed later."""
     if isinstance(error, rx.AuthenticationError | rx.AuthorizationError) or tls_trouble(error):
         return False
     return isinstance(error, _TRANSIENT) or str(error).startswith(_TRANSIENT_CODES)
 
 
 def translate(error: Exception, url: str, roles: Sequence[str] = ROLES) -> RoqError:
-    """The roq error for a redis-py one; ``roles`` are those that may do what was tried."""
+    """The roq error for a redis-py error; ``roles`` are those that may send the failed command."""
     url = masked(url)
     message = str(error)
     if message.partition(" ")[0] in CODES:
@@ -87,7 +87,7 @@ def translate(error: Exception, url: str, roles: Sequence[str] = ROLES) -> RoqEr
     if why := tls_trouble(error):
         return ConfigError(f"no connection to Redis at {url}: {why}")
     if is_transient(error):
-        return ServerUnavailable(f"Redis at {url} stayed out of reach: {message}")
+        return ServerUnavailable(f"Redis at {url} is unreachable: {message}")
     if isinstance(error, rx.NoPermissionError):
         of = f"role {' or '.join(roles)}" if len(roles) < len(ROLES) else "any role"
         return NotAllowed(
@@ -96,15 +96,17 @@ def translate(error: Exception, url: str, roles: Sequence[str] = ROLES) -> RoqEr
         )
     if any(text in message for text in _INNER_REFUSALS):
         return NotAllowed(
-            f"the user of Redis at {url} may call this function but not all that it does: {message}; its "
-            "rules are of another version of roq, make them anew with roq acl"
+            f"the user of Redis at {url} may call this function, but not every command in it: {message}; "
+            "its rules are from another version of roq, generate them again with roq acl"
         )
     if isinstance(error, rx.AuthenticationError | rx.AuthorizationError):
         return ConfigError(
             f"Redis at {url} refused the login: {message}; correct the URL's user or its password"
         )
     if LIBRARY_MISSING in message:
-        return UnsuitableServer(f"the roq library of Redis at {url} lacks what this client calls; {_LOAD_IT}")
+        return UnsuitableServer(
+            f"the roq library of Redis at {url} lacks a function that this client calls; {_LOAD_IT}"
+        )
     return RoqError(f"Redis at {url} failed: {message}")
 
 
@@ -150,7 +152,7 @@ def retry_policy(url: str, retry_s: float | None, stop: threading.Event | None =
 
 
 def replace_library(loaded: str | None) -> bool:
-    """Whether our library must be loaded over what the server has.
+    """True if this client's library must replace the server's, or the server has none.
 
     Raises:
         UnsuitableServer: the server has a newer library than this client understands.
@@ -166,7 +168,7 @@ def replace_library(loaded: str | None) -> bool:
 
 
 def accept_foreign_library(loaded: str | None) -> None:
-    """Continue with the library the server has, if it is compatible: our user may not load ours.
+    """Accept the server's library, if it is compatible: this user may not load another.
 
     Raises:
         UnsuitableServer: the server has no library, or one too old for this client.
@@ -180,12 +182,12 @@ def accept_foreign_library(loaded: str | None) -> None:
             f"{_LOAD_IT} of this client's version"
         )
     log.warning(
-        "the server has roq library %s, this client %s: of one revision, so they work together", loaded, ours
+        "the server has roq library %s, this client %s: same revision, so they are compatible", loaded, ours
     )
 
 
 def check_version(info: dict[str, Any]) -> None:
-    """Refuse a server without functions.
+    """Reject a server without function libraries.
 
     Raises:
         UnsuitableServer: it is older than Redis 7.0 or Valkey 7.2.

@@ -1,7 +1,7 @@
-"""The scheduler's client: the calls of a run, for workers, the trainer and those who look after it.
+"""The blocking client of a run, for workers, the trainer and operators.
 
-What a call sends is the operation of the same name in :mod:`roq.client.operations`; a call that changes
-the run is the function of the same name in ``lua/functions``. :mod:`roq.client.driver` sends it.
+Each method runs the operation of the same name in :mod:`roq.client.operations`; one that changes the run
+calls the function of the same name in ``lua/functions``. :mod:`roq.client.driver` sends it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Scheduler:
         stats: what the calls have cost so far (:class:`roq.client.stats.Stats`).
 
     Raises:
-        ConfigError: the URL cannot be understood.
+        ConfigError: the URL is invalid.
         ServerUnavailable: (any call) the server was unreachable for ``retry_s``.
         UnsuitableServer: (any call) the server is too old, or its library newer than this client.
         UnknownRun: (any call but ``create``) the run was not created.
@@ -105,11 +105,11 @@ class Scheduler:
 
         Args:
             config: what the scheduler enforces.
-            settings: further facts to keep with the run; their names must hold a dot.
+            settings: further settings to store with the run; their names must contain a dot.
             weights: location of the weights of version 0.
 
         Raises:
-            ConfigMismatch: it exists with another configuration; the differing keys are named.
+            ConfigMismatch: it exists with another configuration; the message lists the differing keys.
         """
         return self._driver.run(self._operations.create(config, settings, weights))
 
@@ -118,11 +118,11 @@ class Scheduler:
         return self._driver.run(self._operations.config())
 
     def settings(self) -> dict[str, str]:
-        """The further facts that were stored at creation."""
+        """The further settings stored at creation."""
         return self._driver.run(self._operations.settings())
 
     def pause(self, reason: str = "by hand") -> None:
-        """Stop admitting new prompts; what is admitted goes on. The events say why, and who asked."""
+        """Stop admitting new prompts; work in flight continues. The event records the reason and the user."""
         self._driver.run(self._operations.pause(reason))
 
     def resume(self, reason: str = "by hand") -> None:
@@ -143,9 +143,9 @@ class Scheduler:
         self._driver.run(self._operations.revive(ordinal, reason))
 
     def drain(self, worker: str, reason: str = "by hand") -> int:
-        """Ask a worker to go: it gets no more work, ends what it has, and leaves.
+        """Drain a worker: it gets no new work, finishes what it has and leaves.
 
-        Returns: the claims that it still holds.
+        Returns: the number of claims that it still holds.
 
         Raises:
             UnknownWorker: no such worker is attached.
@@ -171,64 +171,64 @@ class Scheduler:
         return self._driver.run(self._operations.filter(group, reason))
 
     def status(self) -> Status:
-        """One consistent picture of the run."""
+        """A consistent snapshot of the run."""
         return self._driver.run(self._operations.status())
 
     def verify(self) -> list[str]:
         """The broken invariants of the run, one sentence each; empty when all hold."""
         return self._driver.run(self._operations.verify())
 
-    # -- looking on ---------------------------------------------------------------------------------
+    # -- observing ----------------------------------------------------------------------------------
 
     def audit(self, events: Iterable[Event] | None = None) -> Audit:
-        """Replay the event stream of a run that stands still, and compare it with what Redis has.
+        """Replay the event stream of an idle run and compare the result with the state in Redis.
 
-        The whole history is read: a few seconds for a hundred thousand events, in small commands.
+        It reads the whole history in small commands: a few seconds for a hundred thousand events.
 
         Args:
-            events: replay these instead, of an archive that is up to date.
+            events: replay these instead, from an up-to-date archive.
         """
         return self._driver.run(self._operations.audit(events))
 
     def events(self, after: str = BEGINNING, *, known: int | None = None, wait_s: float = 0.0) -> list[Event]:
         """The next events, oldest first, at most a thousand; empty when there are none.
 
-        Where events were trimmed since ``after``, a ``gap`` stands for them (:mod:`roq.events.event`, whose
-        ``follow`` and ``read_events`` go on page by page).
+        If events after ``after`` were trimmed, a ``gap`` event stands for them (:mod:`roq.events.event`).
+        ``follow`` and ``read_events`` of :mod:`roq.events.follow` read page after page.
 
         Args:
-            after: those after the event of this id.
-            known: how many events the run has had up to ``after``; with it, a gap tells its size.
-            wait_s: sleep up to so long, at most 2 s, for one to come.
+            after: the id of the last event already read.
+            known: the number of events up to ``after``; with it, a gap carries its size.
+            wait_s: how long to wait for an event, at most 2 s.
         """
         return self._driver.run(self._operations.events(after, known, wait_s))
 
     def newest_event(self, name: str | None) -> Event | None:
-        """The newest event of one kind, such as "publish", or of any (None).
+        """The newest event of one kind, such as "publish", or of any kind (None).
 
-        None when none of the newest 20,000 is of the kind.
+        Returns: None if none of the newest 20,000 events is of that kind.
         """
         return self._driver.run(self._operations.newest_event(name))
 
     def slots(self) -> list[SlotStatus]:
         """Every filled slot and every group in training, in order.
 
-        Read in several steps: a group that moves meanwhile may be missing. :meth:`status` is one picture.
+        Read in several steps: a group that moves between them may be missing. :meth:`status` is consistent.
         """
         return self._driver.run(self._operations.slots())
 
     def call_stats(self) -> dict[str, CallStats]:
-        """How long functions held the server: "fcall" those that write, "fcall_ro" those that read.
+        """The server time of functions: "fcall" for those that write, "fcall_ro" for those that read.
 
-        All functions of all runs together: the server does not tell them apart. Not for a cluster.
+        Covers all functions of all runs: the server does not distinguish them. Not available on a cluster.
         """
         return self._driver.run(self._operations.call_stats())
 
     def wait(self, signal: int, timeout_s: float, *, batch: bool = False) -> int:
-        """Sleep until something changed after ``signal`` or the time is up; returns the newest signal.
+        """Sleep until something changes after ``signal``, or for ``timeout_s``; returns the newest signal.
 
-        What counts is room for work and new weights or, with ``batch``, a READY buffer; and in both cases
-        the end of the run. The two kinds of signal are numbered apart. Not counted in ``stats``.
+        A change is room for work or new weights; with ``batch``, a READY buffer; in both cases the end of
+        the run. The two kinds of signal are numbered separately. Not counted in ``stats``.
         """
         return self._driver.sleep(self._operations.wait(signal, timeout_s, batch))
 
@@ -239,8 +239,8 @@ class Scheduler:
 
         Args:
             worker: unique for each process start; its lease is extended.
-            version: the weights version that the engine really has loaded.
-            limit: places that the engine has free now.
+            version: the weights version that the engine has loaded.
+            limit: the engine's free capacity, in trajectories.
         """
         return self._driver.run(self._operations.reserve(worker, version, limit))
 
@@ -249,20 +249,20 @@ class Scheduler:
 
         Raises:
             Fenced: the claim was superseded; drop the work.
-            Invalid: a segment is older than the claim or newer than what is published.
+            Invalid: a segment is older than the claim or newer than the published version.
         """
         return self._driver.run(self._operations.complete(reservation, payload))
 
     def complete_many(self, finished: Sequence[tuple[Reservation, Trajectory]]) -> list[Completion | Refused]:
         """Hand in several finished trajectories with few round trips.
 
-        Each is a transition of its own: the answers come in order, and what would be raised for one
-        (``Fenced``, ``Invalid``) is returned in its place.
+        Each is a separate transition. The answers come in order; an error (``Fenced``, ``Invalid``) is
+        returned in place of an answer, not raised.
         """
         return self._driver.run(self._operations.complete_many(finished))
 
     def group_trajectories(self, group: int) -> list[Trajectory]:
-        """The complete trajectories of a group, in the order of its members: what is judged.
+        """The complete trajectories of a group, in member order, for post-processing.
 
         Raises:
             Fenced: the group has left the run.
@@ -277,16 +277,17 @@ class Scheduler:
         reason: str = "",
         advantages: Sequence[float] | None = None,
     ) -> Completion:
-        """Hand in the post-processing of a group; the group is placed, or filtered.
+        """Hand in the result of a group's post-processing; the group is placed or filtered.
 
         Args:
             reservation: the claim on it (member 0), from ``complete`` or ``reserve``.
-            keep: False takes the group out of the run. reason: why, for people.
+            keep: False filters the group.
+            reason: why it is filtered, human-readable.
             advantages: one for each complete member, in order; None leaves them to the trainer.
 
         Raises:
             Fenced: the claim was superseded.
-            Invalid: not one finite advantage for each member.
+            Invalid: the advantages are not one finite number for each member.
         """
         return self._driver.run(self._operations.judge(reservation, keep, reason, advantages))
 
@@ -320,7 +321,7 @@ class Scheduler:
         return self._driver.run(self._operations.fail(reservation, error))
 
     def save_prefix(self, reservation: Reservation, prefix: Response) -> None:
-        """Keep the tokens so far, and the claim.
+        """Save the tokens so far and keep the claim.
 
         Raises:
             Fenced: the claim was superseded; stop generating.
@@ -330,12 +331,12 @@ class Scheduler:
     def renew(
         self, worker: str, version: int | None = None, info: Mapping[str, object] | None = None
     ) -> Renewal:
-        """A worker's heartbeat: extend the lease of everything it holds, and attach it if it is not.
+        """Send a worker's heartbeat: extend the lease of everything it holds; attach it if needed.
 
         Args:
-            worker: who.
+            worker: its name.
             version: the weights version it has loaded.
-            info: what it says of itself, shown in the status.
+            info: figures about itself, shown in the status.
         """
         acknowledged = self._acknowledged.get(worker, 0)
         renewal = self._driver.run(self._operations.renew(worker, version, info, acknowledged))
@@ -345,15 +346,15 @@ class Scheduler:
     def pin(self, worker: str, version: int | None = None) -> WeightsRef:
         """Protect a version's files (default: the newest) while this worker loads and uses them.
 
-        It is let go of when ``renew`` tells of a newer version loaded, or when the worker is gone.
+        The pin ends when ``renew`` reports a newer loaded version, or when the worker is gone.
 
         Raises:
-            UnknownWeights: they are not registered, or were retired.
+            UnknownWeights: the version is not registered, or was retired.
         """
         return self._driver.run(self._operations.pin(worker, version))
 
     def leave(self, worker: str) -> None:
-        """The worker goes; claims it still holds are issued to others."""
+        """Leave the run; claims that the worker still holds are issued to others."""
         self._driver.run(self._operations.leave(worker))
 
     # -- the trainer --------------------------------------------------------------------------------
@@ -363,13 +364,13 @@ class Scheduler:
 
         Args:
             trainer: unique for each process start; a new one takes over and fences the old.
-            version: updates that the trainer's weights have had (default: the published version). When
-                it is older, the batch trained then is handed out again.
+            version: the version of the trainer's weights (default: the published one). If it is older, the
+                batch that was trained from it is returned again.
 
         Raises:
             RunEnded: all steps are trained, or the prompts cannot fill another batch.
             Fenced: another trainer has taken over.
-            StateLost: the trainer is ahead of the server, or behind what it keeps.
+            StateLost: the trainer is ahead of the server, or behind the batches that the server keeps.
         """
         return self._driver.run(self._operations.take(trainer, version))
 
@@ -377,22 +378,24 @@ class Scheduler:
         """The trajectories of some groups of a batch, by group and member.
 
         Raises:
-            StateLost: they are not on the server any more.
+            StateLost: they are no longer on the server.
         """
         return self._driver.run(self._operations.trajectories(groups))
 
     def encoded_trajectories(self, groups: Sequence[BatchGroup]) -> list[bytes]:
-        """As :meth:`trajectories`, in one list and as they were sent, for :meth:`roq.Trajectory.decode`."""
+        """Like :meth:`trajectories`, but one flat list of encoded ones, for :meth:`roq.Trajectory.decode`."""
         return self._driver.run(self._operations.encoded_trajectories(groups))
 
     def publish(
         self, version: int, weights: str, trainer: str, metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Announce weights whose files are complete. Harmless to repeat.
+        """Publish weights whose files are complete. Idempotent.
 
         Args:
-            version: the taken batch's version plus 1. weights: where the files are.
-            trainer: who. metrics: figures about the step, kept with its event for those who look at the run.
+            version: the taken batch's version plus 1.
+            weights: the location of the files.
+            trainer: its name.
+            metrics: the step's metrics, stored with its event.
 
         Raises:
             NotReady: the batch of this update was not taken.
@@ -401,9 +404,9 @@ class Scheduler:
         self._driver.run(self._operations.publish(version, weights, trainer, metrics))
 
     def announce_sender(self, address: str, trainer: str) -> None:
-        """Announce where the trainer sends weights from; ``pin`` tells workers. "" for nowhere any more.
+        """Announce the address that the trainer sends weights from; ``pin`` returns it. "" withdraws it.
 
-        It holds until another trainer takes over.
+        Valid until another trainer takes over.
 
         Raises:
             NotReady: no batch was taken yet.
@@ -425,7 +428,7 @@ class Scheduler:
         return self._driver.run(self._operations.weights())
 
     def retire_weights(self, trainer: str, keep: int) -> list[WeightsRef]:
-        """Unregister weights that nobody needs, all but the ``keep`` newest; then delete their files.
+        """Unregister unneeded weights, except the ``keep`` newest; the caller then deletes their files.
 
         Raises:
             NotReady: no trainer has taken a batch yet.

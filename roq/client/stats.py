@@ -1,4 +1,4 @@
-"""What the calls of a client cost."""
+"""The cost of a client's calls."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ T = TypeVar("T")
 
 
 class Stats:
-    """What the calls of a client cost; waiting for signals is not counted.
+    """The cost of a client's calls; waiting for signals is not counted.
 
     Attributes:
         calls: calls made.
-        seconds: wall time that they took from the caller. A call of ``Scheduler`` takes all of its time;
-            one of ``AsyncScheduler`` takes what it runs on the event loop, which does other things while
-            the answer is on its way.
-        under_way_s: wall time during which at least one call was waiting for its answer.
+        seconds: wall time that they cost the caller: the whole call for ``Scheduler``, the time on the event
+            loop for ``AsyncScheduler`` (the loop is free while a reply is pending).
+        under_way_s: wall time during which at least one call was waiting for its reply.
     """
 
     def __init__(self) -> None:
@@ -58,7 +57,7 @@ class Timed(Awaitable[T]):
         self._stats = stats
 
     def __await__(self) -> Generator[Any, Any, T]:
-        """Pass everything on; add up the time between being resumed and giving way."""
+        """Pass everything through; add up the time between resuming and yielding."""
         turns = self._work.__await__()
         step: Callable[[], Any] = lambda: next(turns)  # noqa: E731 - replaced at every turn
         while True:

@@ -103,10 +103,10 @@ async def test_tls_with_files(tls: Tls) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"ca": "stranger-ca"}, "its certificate is not trusted; give the CA that signed it as ssl_ca_certs"),
-        ({"who": None}, "it asks for a certificate of ours; give ssl_certfile and ssl_keyfile"),
-        ({"who": "stranger"}, "it does not trust our certificate; give one signed by its own CA"),
-        ({"host": "127.0.0.1"}, "its certificate is not trusted"),
+        ({"ca": "stranger-ca"}, "not trusted.*ssl_ca_certs"),
+        ({"who": None}, "ssl_certfile and ssl_keyfile"),
+        ({"who": "stranger"}, "does not trust.*ssl_certfile"),
+        ({"host": "127.0.0.1"}, "not trusted.*ssl_ca_certs"),
     ],
 )
 async def test_what_tls_refuses_is_told_at_once(tls: Tls, change: dict[str, str | None], said: str) -> None:
@@ -143,7 +143,7 @@ def web_port() -> Iterator[int]:
 async def test_a_web_server_behind_the_url(web_port: int) -> None:
     url = f"redis://127.0.0.1:{web_port}"
     for ask in (lambda: wait_for_server(url, 10), lambda: check_server(url)):
-        with pytest.raises(UnsuitableServer, match=r"is no Redis or Valkey.*correct the URL"):
+        with pytest.raises(UnsuitableServer, match=str(web_port)):
             ask()
     with pytest.raises(RoqError, match="failed"), Scheduler(url, "x", retry_s=None) as sched:
         sched.status()
@@ -169,21 +169,21 @@ def test_a_wrong_password(tls: Tls) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("redis://h?password_file=/none", "password_file = '/none' of the server's URL is no file"),
-        ("redis+cluster://h?password_file={}/empty", "is empty; write the password into it"),
+        ("redis://h?password_file=/none", "password_file = '/none'"),
+        ("redis+cluster://h?password_file={}/empty", "empty is empty"),
         ("redis+sentinel://h/s?sentinel_password_file={}/binary", "cannot be read: it is not text"),
-        ("redis://h?ssl_ca_certs={}/empty", "ssl_ca_certs is for TLS; begin the URL with rediss"),
-        ("rediss://h?ssl_ca_certs={}/empty", "ssl_ca_certs = '.*empty' of the server's URL cannot be used"),
-        ("rediss://h?ssl_certfile={}/binary", "ssl_certfile = .* cannot be used"),
-        ("rediss://h?ssl_check_hostname=perhaps", "ssl_check_hostname is true or false"),
-        ("redis+sentinel://h/s?colour=red", "unknown parameter 'colour'; there are username, "),
+        ("redis://h?ssl_ca_certs={}/empty", "ssl_ca_certs needs TLS"),
+        ("rediss://h?ssl_ca_certs={}/empty", "ssl_ca_certs = '.*empty'"),
+        ("rediss://h?ssl_certfile={}/binary", "ssl_certfile = '.*binary'"),
+        ("rediss://h?ssl_check_hostname=perhaps", "ssl_check_hostname must"),
+        ("redis+sentinel://h/s?colour=red", "'colour'.* username, "),
         ("redis://h?colour=red", "unexpected keyword argument 'colour'"),
         ("redis://:pa/ss@h", "percent-encode its password's special characters"),
         ("redis://:p[ss@h", "percent-encode special characters"),
         ("redis://:pass@h:port", "percent-encode its password"),
-        ("redis+cluster://:pass@h:port", "ports and the database are numbers"),
-        ("redis://h\0ost", "holds a NUL character"),
-        ("unix:///tmp/a%00b", "holds a NUL character"),
+        ("redis+cluster://:pass@h:port", "must be numbers"),
+        ("redis://h\0ost", "a NUL character"),
+        ("unix:///tmp/a%00b", "a NUL character"),
         ("http://h", "must specify one of the following schemes"),
         ("", "must specify one of the following schemes"),
     ],

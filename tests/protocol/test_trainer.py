@@ -74,7 +74,7 @@ def test_figures_of_any_size_are_refused(sched: Scheduler) -> None:
     sched.create(CONFIG)
     fill(sched, 0, 2)
     sched.take("t0")
-    with pytest.raises(Invalid, match="bytes of metrics"):
+    with pytest.raises(Invalid, match=r"metrics.*4096"):
         sched.publish(1, "w/1", "t0", {f"x{i}": float(i) for i in range(1000)})
     assert sched.status().version == 0
 
@@ -112,7 +112,7 @@ def test_batches_are_kept_until_a_checkpoint_covers_them(sched: Scheduler) -> No
     assert sched.take("t1", version=4) is None
     with pytest.raises(StateLost, match="checkpoint 2"):
         sched.take("t1", version=1)
-    with pytest.raises(StateLost, match="not on the server"):
+    with pytest.raises(StateLost, match=r"payloads 1\.1, 2\.1"):
         sched.trajectories(batches[0].groups)
     sched.checkpointed(4, "t1")
     assert sched.status().payload_bytes == 0

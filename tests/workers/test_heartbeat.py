@@ -81,12 +81,12 @@ class Renewals:
 
 
 def test_an_absent_server_is_said_once_and_waited_for() -> None:
-    renewals = Renewals(*(ServerUnavailable("Redis stayed out of reach") for _ in range(3)))
+    renewals = Renewals(*(ServerUnavailable("Redis is unreachable") for _ in range(3)))
     beat, got = heartbeat(renewals, lease_s=0.15)
     beat.start()
     time.sleep(0.5)
     beat.stop()
-    assert got["said"] == ["heartbeat: Redis stayed out of reach"]
+    assert got["said"] == ["heartbeat: Redis is unreachable"]
     assert len(got["renewals"]) >= 3
 
 

@@ -1,10 +1,9 @@
-"""What each call of the schedulers sends and how it reads the answer. Nothing here touches the network.
+"""The commands that each call of a scheduler sends, and the decoding of their replies; no network access.
 
 An operation is a generator: it yields :class:`Call` (a function of the library) or :class:`Command`
 (a plain Redis command), is sent the reply, and returns the result. ``Scheduler`` and ``AsyncScheduler``
-only drive it, so both behave alike. A method of a scheduler and its operation have one name, and so has
-the function where there is one: ``take`` is ``Scheduler.take``, ``TrainerOperations.take``,
-``lua/functions/take.lua``.
+only drive it, so both behave the same. A scheduler's method, its operation and its function in the library,
+if it has one, share a name: ``Scheduler.take``, ``TrainerOperations.take``, ``lua/functions/take.lua``.
 """
 
 from __future__ import annotations

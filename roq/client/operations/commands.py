@@ -1,4 +1,4 @@
-"""The steps that an operation yields, and what all operations use to write and read them."""
+"""The steps that operations yield, and helpers to encode and decode them."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ REASON_CHARACTERS = 2000  # characters of a reason or an error
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A call of a library function; the request identity, where the function takes one, is the driver's."""
+    """A call of a library function; the driver adds the request identity, if the function takes one."""
 
     function: Function
     values: tuple[str | bytes, ...]
 
 
 class Many(msgspec.Struct, frozen=True):
-    """Calls that are sent together; answered with a list of replies and of refusals (redis-py's errors)."""
+    """Calls sent together; the answer is a list of replies and refusals (redis-py errors)."""
 
     calls: tuple[Call, ...]
 
@@ -63,13 +63,13 @@ Operation = Generator[Call | Many | Command, Any, T]
 
 
 class Left(msgspec.Struct):
-    """What a call of bounded size has left for the next one."""
+    """The amount of work that a call of bounded size leaves for the next one."""
 
     left: int
 
 
 class Steps:
-    """What the operations on one run have in common."""
+    """Base of the operations on one run."""
 
     def __init__(self, run: str) -> None:
         if not RUN_NAME.fullmatch(run):  # it becomes part of every key
@@ -77,10 +77,10 @@ class Steps:
         self.run = run
         self.by = _who()
         self.keys = keys_of(run)
-        self._packed_keys = [key.encode() for key in self.keys.values()]  # they go out with every call
+        self._packed_keys = [key.encode() for key in self.keys.values()]  # sent with every call
 
     def wire(self, command: Call | Command, request: str = "") -> tuple[str | bytes | int, ...]:
-        """The Redis command for a step; ``request`` is the call's identity, where the function takes one."""
+        """The Redis command for a step; ``request`` is the call's identity, if the function takes one."""
         if isinstance(command, Command):
             return command.args
         function = command.function
@@ -95,7 +95,7 @@ class Steps:
 
     def _ask(self, function: Function, reply: type[T], *values: object) -> Operation[T]:
         answer = yield call(function, *values)
-        return msgspec.json.decode(answer, type=reply, strict=False)  # rewards are numbers kept as text
+        return msgspec.json.decode(answer, type=reply, strict=False)  # rewards are stored as text
 
 
 def call(function: Function, *values: object) -> Call:
@@ -105,18 +105,18 @@ def call(function: Function, *values: object) -> Call:
 def _encoded(text: str) -> bytes:
     try:
         return text.encode()
-    except UnicodeEncodeError:  # a path with bytes that are no text, say
+    except UnicodeEncodeError:  # for example a path that is not UTF-8
         raise Invalid(f"{text[:80]!a} cannot be stored: it is not text") from None
 
 
 def as_json(what: str, value: object, most: int) -> str:
-    """A caller's object as JSON of at most ``most`` bytes, which are held in Redis."""
+    """A caller's object as JSON of at most ``most`` bytes, to be stored in Redis."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise Invalid(f"{what} cannot be written as JSON: {error}") from None
     if len(text) > most:
-        raise Invalid(f"{len(text)} bytes of {what} are more than {most}; leave something out")
+        raise Invalid(f"{what}: {len(text)} bytes of JSON exceed the limit of {most}; shorten it")
     return text
 
 
@@ -127,7 +127,7 @@ def as_text(value: object) -> str:
 
 
 def reason_text(text: str) -> str:
-    """A reason as it is kept: short, and text that can be encoded."""
+    """A reason as stored: truncated, and valid UTF-8."""
     return text[:REASON_CHARACTERS].encode(errors="replace").decode() or "no reason given"
 
 
@@ -138,7 +138,7 @@ def pairs(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def _who() -> str:
-    """Who asks, for the events of what people do to a run."""
+    """The user and host, for the events of an operator's calls."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

@@ -1,4 +1,4 @@
-"""The operations that follow a run and change nothing: its events, its slots, what its calls cost."""
+"""The operations that only read a run: its events, its slots, the cost of its calls."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from roq.types import CallStats, SlotStatus
 __all__ = ["ObserverOperations"]
 
 _BLOCK_S = 2.0  # one blocking read; shorter than the socket's timeout
-_NEWEST = 20  # pages looked through for the newest event of a kind
+_NEWEST = 20  # pages searched for the newest event of a kind
 
 
 class ObserverOperations(Steps):
-    """What whoever looks at a run does."""
+    """Operations of an observer."""
 
     def events(self, after: str, known: int | None, wait_s: float) -> Operation[list[Event]]:
         stream = self.keys["events"]
@@ -39,7 +39,7 @@ class ObserverOperations(Steps):
                 if trimmed > (known or 0):
                     page.insert(0, gap(after, None if known is None else trimmed - known))
                 break
-            # It was trimmed between the two looks: read again.
+            # The stream was trimmed between the two reads: read again.
             page = _events((yield Command(("XREAD", "COUNT", PAGE, "STREAMS", stream, after))))
         return page
 
@@ -78,7 +78,7 @@ class ObserverOperations(Steps):
             some = sorted(places)[start : start + FETCH]
             records: Any = yield Command(("HMGET", self.keys["groups"], *(place[3] for place in some)))
             for place, data in zip(some, records, strict=True):
-                if data is not None:  # else it left between the looks
+                if data is not None:  # otherwise it left between the reads
                     record = msgspec.json.decode(data, type=GroupRecord, strict=False)
                     found.append(_slot_status(place, record, int(now[0]) + int(now[1]) / 1e6))
         return found
@@ -114,7 +114,7 @@ def _block_ms(seconds: float) -> int:
 
 
 def _events(reply: Any) -> list[Event]:
-    """The events in the answer to XREAD of one stream."""
+    """The events in the reply to XREAD of one stream."""
     if not reply:
         return []
     entries: Any = reply[0][1]

@@ -1,4 +1,4 @@
-"""The operations on the run as a whole: create, steer, look at its state."""
+"""The operations on the run as a whole: create it, control it, read its state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Drained(msgspec.Struct):
 
 
 class RunOperations(Steps):
-    """What whoever sets a run up, or steers it, does."""
+    """Operations of an operator."""
 
     def create(
         self, config: RunConfig, settings: Mapping[str, str] | None, weights: str | None
@@ -72,7 +72,7 @@ class RunOperations(Steps):
         yield from self._ask(f.RESUME, dict, reason_text(reason), self.by)
 
     def dead(self) -> Operation[list[DeadLetter]]:
-        yield from self._fields()  # a run that is not there has no dead letters either
+        yield from self._fields()  # an unknown run has no dead letters either
         letters: dict[str, DeadLetter] = {}
         cursor: bytes | int = 0
         while True:
@@ -105,7 +105,7 @@ class RunOperations(Steps):
 
 
 def config_fields(config: RunConfig) -> dict[str, str]:
-    """The configuration as the run keeps it: text, defaults filled in, times in milliseconds."""
+    """The configuration as the run stores it: text, defaults filled in, times in milliseconds."""
     values: dict[str, object] = msgspec.structs.asdict(config)
     values["buffer_slots"] = config.slots
     values["group_candidates"] = config.candidates

@@ -15,8 +15,8 @@ from roq.types import Batch, BatchGroup, BatchMember, WeightsRef
 
 __all__ = ["METRICS_BYTES", "TrainerOperations"]
 
-METRICS_BYTES = 4 << 10  # bytes of a step's figures, the limit of lua/functions/publish.lua
-_LOCATION = 4096  # characters of where weights are
+METRICS_BYTES = 4 << 10  # bytes of a step's metrics, the limit of lua/functions/publish.lua
+_LOCATION = 4096  # characters of a weights location
 
 
 class _TakeReply(msgspec.Struct):
@@ -31,7 +31,7 @@ class _Retired(msgspec.Struct):
 
 
 class TrainerOperations(Steps):
-    """What the trainer does."""
+    """Operations of the trainer."""
 
     def take(self, trainer: str, version: int | None) -> Operation[Batch | None]:
         reply = yield from self._ask(f.TAKE, _TakeReply, trainer, "" if version is None else version)
@@ -71,14 +71,14 @@ class TrainerOperations(Steps):
         return (yield from self._fetch("payloads", names))
 
     def _fetch(self, key: str, names: Sequence[str]) -> Operation[list[bytes]]:
-        """What a taken batch has under ``names``, in portions."""
+        """The values of ``names`` in a taken batch, read in portions."""
         data: list[bytes | None] = []
         for start in range(0, len(names), FETCH):
             data += yield Command(("HMGET", self.keys[key], *names[start : start + FETCH]))
         missing = [name for name, value in zip(names, data, strict=True) if value is None]
         if missing:
             raise StateLost(
-                f"the {key} {', '.join(missing[:8])} are not on the server any more; "
+                f"the {key} {', '.join(missing[:8])} are no longer on the server; "
                 "restart the trainer from its newest checkpoint"
             )
         return [value for value in data if value is not None]

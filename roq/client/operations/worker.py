@@ -29,11 +29,11 @@ from roq.types import Completion, Grant, Release, Renewal, Reservation, WeightsR
 __all__ = ["WorkerOperations"]
 
 _TOGETHER = 32  # calls sent together
-_INFO = 16 << 10  # bytes of what a worker says of itself with every heartbeat
+_INFO = 16 << 10  # bytes of a heartbeat's figures
 
 
 class _ReservationReply(Reservation, frozen=True, kw_only=True):
-    """A reservation as the library tells it: whether there is a prefix, not the prefix itself."""
+    """A reservation as the library returns it: with a flag in place of the prefix."""
 
     prefix: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -47,7 +47,7 @@ class _GrantReply(msgspec.Struct):
 
 
 class WorkerOperations(Steps):
-    """What a rollout worker does."""
+    """Operations of a rollout worker."""
 
     def reserve(self, worker: str, version: int, limit: int) -> Operation[Grant]:
         given: list[_ReservationReply] = []
@@ -62,7 +62,7 @@ class WorkerOperations(Steps):
             names = [f"{r.group}.{r.member}" for r in kept]
             saved = yield Command(("HMGET", self.keys["prefixes"], *names))
             for r, data in zip(kept, saved, strict=True):
-                with suppress(InvalidTrajectory):  # an unreadable prefix is generated anew
+                with suppress(InvalidTrajectory):  # an unreadable prefix is generated again
                     if data is not None:
                         prefixes[r.group, r.member] = Response.decode(data)
         reservations: list[Reservation] = []
@@ -106,7 +106,7 @@ class WorkerOperations(Steps):
         if names:
             data = yield Command(("HMGET", self.keys["payloads"], *names))
         payloads = [payload for payload in data if payload is not None]
-        if len(payloads) < len(data):  # it left between the two looks
+        if len(payloads) < len(data):  # it left between the two reads
             raise Fenced(f"group {group} has left the run; drop this work")
         return [Trajectory.decode(payload) for payload in payloads]
 
