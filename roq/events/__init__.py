@@ -1,7 +1,7 @@
-"""A run's history: read its events from Redis or from an archive, follow, replay and audit them.
+"""Read, follow, replay and audit a run's events, from Redis or from an archive.
 
-An archive, written by ``roq events --archive``, is enough to see how long the trainer waited for a batch
-and what became of every prompt:
+An archive written by ``roq events --archive`` shows how long the trainer waited for each batch and what
+happened to every prompt:
 
 >>> from collections import Counter
 >>> from roq.events import Batch, Replay, audit_events, read_archive
@@ -18,7 +18,7 @@ Counter({'trained': 768})
 >>> audit_events(read_archive("events.jsonl.gz"), eta=1).problems
 []
 
-``read_events(scheduler)`` and ``follow(scheduler)`` read a run in Redis instead.
+``read_events(scheduler)`` and ``follow(scheduler)`` read from Redis instead.
 """
 
 from __future__ import annotations

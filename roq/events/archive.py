@@ -1,6 +1,6 @@
-"""A run's events in a file: bounded by the disk, where the stream (``event_log``) is bounded by a number.
+"""An archive: all events of a run in a file. The stream in Redis keeps only the newest ``event_log`` events.
 
-One JSON object a line, in the order of the stream, the event's id first::
+One JSON object per line, in stream order, with the event's id first::
 
     {"id":"0-0","event":"archive","run":"demo","config":"{…}"}
     {"id":"1796023304207-0","event":"created"}
@@ -29,16 +29,16 @@ from roq.events.fields import is_id, refuse_bad_fields
 
 __all__ = ["Archive", "archived_config", "read_archive"]
 
-LONGEST = 16 << 20  # bytes of an archive's line
+LONGEST = 16 << 20  # bytes in a line
 
 
 def read_archive(path: str | Path) -> Iterator[Event]:
-    """The events of an archive, plain or ``.gz``. A last line that a crash cut short is passed over.
+    """Read the events of an archive, plain or ``.gz``, skipping a last line that a crash truncated.
 
-    What it yields can be believed as far as its form goes: ids rise, every field holds what it can.
+    The events are checked for form: ids increase, and every field has a valid value.
 
     Raises:
-        ConfigError: the file cannot be read, or a line of it is no event; says which, and why.
+        ConfigError: the file cannot be read, or a line is not a valid event; names the line and the reason.
     """
     path, before = Path(path), BEGINNING
     try:
@@ -49,7 +49,7 @@ def read_archive(path: str | Path) -> Iterator[Event]:
                 try:
                     event = _checked(Event.parse(line), before)
                 except (msgspec.DecodeError, ValueError, ConfigError, RecursionError) as error:
-                    raise ConfigError(f"{path}, line {number}: {error}; this is no whole archive") from None
+                    raise ConfigError(f"{path}, line {number}: {error}; the archive is damaged") from None
                 before = event.id
                 yield event
     except (OSError, EOFError, zlib.error) as error:
@@ -60,10 +60,10 @@ def read_archive(path: str | Path) -> Iterator[Event]:
 
 def _checked(event: Event, before: str) -> Event:
     if not is_id(event.id):
-        raise ValueError(f"{event.id[:60]!r} is no id of an event, such as 1796023304207-0")
-    own = event.name in ("archive", "gap")  # these have the id of what they follow
+        raise ValueError(f"invalid event id {event.id[:60]!r}; expected one such as 1796023304207-0")
+    own = event.name in ("archive", "gap")  # these have the id of the event they follow
     if id_order(event.id) < id_order(before) or (event.id == before and not own):
-        raise ValueError(f"the id {event.id} does not rise above {before}, the one before it")
+        raise ValueError(f"id {event.id} is not greater than the previous id {before}")
     refuse_bad_fields(event.fields)
     if event.name == "archive":
         archived_config([event])
@@ -71,52 +71,52 @@ def _checked(event: Event, before: str) -> Event:
 
 
 def archived_config(events: Iterable[Event]) -> RunConfig | None:
-    """The configuration in an archive's first line; None when it does not begin with one."""
+    """Return the configuration in an archive's first line; None if the archive does not start with one."""
     first = next(iter(events), None)
     if first is None or first.name != "archive":
         return None
     try:
         return msgspec.json.decode(first.get("config"), type=RunConfig)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(f"the archive's first line holds no configuration that can be: {error}") from None
+        raise ConfigError(f"invalid configuration in the archive's first line: {error}") from None
 
 
 class Archive:
-    """An archive that is written; one process at a time. What :meth:`append` returned from is on disk.
+    """An archive open for writing, by one process at a time. :meth:`append` returns once events are on disk.
 
-    Opening it again goes on after its last whole line.
+    Reopening an archive continues after its last complete line.
 
     Args:
-        path: the file; made when it is not there.
+        path: the file; created if missing.
         run: the run's name. config: its configuration, for the first line.
 
     Attributes:
-        last: id of the newest event in it.
-        known: how many events of the run it accounts for, those of its gaps included.
-        missing: events that are in none of its lines.
+        last: id of its newest event.
+        known: number of the run's events it accounts for, including those in gaps.
+        missing: number of events lost in gaps.
 
     Raises:
-        ConfigError: the file is something else, is another run's, or cannot be written.
-        RoqError: another process writes it.
+        ConfigError: the file is not an archive, belongs to another run, or cannot be written.
+        RoqError: another process is writing it.
     """
 
     def __init__(self, path: str | Path, run: str, config: RunConfig) -> None:
         self.path = Path(path)
         self.last, self.known, self.missing = BEGINNING, 0, 0
         if self.path.suffix == ".gz":
-            raise ConfigError(f"{path}: an archive grows as plain text; compress it when the run is over")
+            raise ConfigError(f"cannot append to {path}: write plain text and compress it later")
         try:
             self._file = self.path.open("a+b")
         except (OSError, ValueError) as error:  # ValueError: a NUL in the path
             raise ConfigError(f"{str(path)!r} cannot be written: {error}") from None
         if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
             self._file.close()
-            raise ConfigError(f"{path} is no regular file, which an archive must be")
+            raise ConfigError(f"{path} is not a regular file")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.close()
-            raise RoqError(f"another process writes {path}; one is enough") from None
+            raise RoqError(f"another process is already writing {path}") from None
         try:
             self._resume(run, config)
         except BaseException:
@@ -129,9 +129,11 @@ class Archive:
             head = head or event
             self._note(event)
         if head is not None and (head.name != "archive" or head.get("run") != run):
-            raise ConfigError(f"{self.path} is not an archive of run {run}; give another file")
+            raise ConfigError(f"{self.path} is not an archive of run {run}; use another file")
         if head is not None and archived_config([head]) != config:
-            raise ConfigError(f"{self.path} is of an earlier run {run}, with another configuration")
+            raise ConfigError(
+                f"{self.path} is from an earlier run {run} with a different configuration; use another file"
+            )
         self._file.seek(0)
         whole = sum(len(line) for line in self._file if line.endswith(b"\n"))
         self._file.truncate(whole)
@@ -148,21 +150,21 @@ class Archive:
         """Write events and wait until they are on disk.
 
         Raises:
-            RoqError: the run was made anew since; its events belong into another file.
-            ConfigError: the file cannot be written, most likely because its disk is full.
+            RoqError: the run was recreated since the archive began; its events belong in another file.
+            ConfigError: the file cannot be written, most likely because the disk is full.
         """
         events = list(events)
         if any(event.name == "created" for event in events) and self.known:
-            raise RoqError(f"the run was created anew since {self.path} was begun; give another file")
+            raise RoqError(f"the run was recreated after {self.path} was started; use another file")
         data = memoryview(b"".join(event.line() for event in events))
         try:
-            while data:  # not through the file's buffer, which would fail once more when it is closed
+            while data:  # unbuffered: a full buffer would fail again at close
                 data = data[os.write(self._file.fileno(), data) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             raise ConfigError(
-                f"{self.path} cannot be written: {error.strerror}; make room and start again: "
-                "it goes on after its last whole line"
+                f"{self.path} cannot be written: {error.strerror}; free some space and restart: "
+                "it continues after the last complete line"
             ) from None
         for event in events:
             self._note(event)

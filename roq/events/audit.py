@@ -1,8 +1,8 @@
-"""The proof after the fact: replay a run's events and compare the outcome with what Redis has.
+"""Audit a run: replay its events and compare the result with the state in Redis.
 
-Every ordinal must have been issued once and be accounted for once; every group that was trained must have
-kept its bound; and every move must lead to the slots as they are. The events must be whole: a run that is
-to be audited needs an ``event_log`` longer than its history, or an archive of it.
+Every ordinal must be issued once and accounted for once, every trained group must be within the staleness
+bound, and the moves must lead to the current slots. The events must be complete: to audit a run, set
+``event_log`` larger than its number of events, or archive them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["Audit", "audit_events"]
 
 
 class Audit(msgspec.Struct):
-    """What an audit found.
+    """The result of an audit.
 
     Attributes:
-        events: events replayed.
-        issued: ordinals issued.
-        fates: how many ordinals ended as trained, in_slots, requeued, filtered, discarded, dead.
-        staleness: trained groups by staleness.
-        reissued, expired, released: leases that went to another attempt, and why.
-        problems: one sentence for each contradiction; empty when the run is proved.
+        events: number of events replayed.
+        issued: number of ordinals issued.
+        fates: number of ordinals that are trained, in_slots, requeued, filtered, discarded, dead.
+        staleness: taken groups by staleness.
+        reissued, expired, released: claims issued again, lost with an expired lease, and given back.
+        problems: one sentence per contradiction; empty if the audit passed.
     """
 
     events: int = 0
@@ -55,7 +55,7 @@ class _Auditor(Replay):
     def on_occupied(self, group: GroupHistory) -> None:
         assert group.place is not None
         if group.place.buffer > group.v_traj + self.eta:
-            self.doubt(f"group {group.group} of v{group.v_traj} was put into buffer {group.place.buffer}")
+            self.doubt(f"group {group.group} of v{group.v_traj} was placed in buffer {group.place.buffer}")
 
     def on_taken(self, batch: Batch) -> None:
         self.staleness += batch.staleness
@@ -64,11 +64,11 @@ class _Auditor(Replay):
                 self.doubt(f"group {group.group} was trained with staleness {batch.version - group.v_traj}")
 
     def compare(self, snapshot: Snapshot) -> None:
-        """Compare the ledger and the slots with the server's."""
+        """Compare the ledger and the slots with those in Redis."""
         if self.slots != {place: group for place, (_, group) in snapshot.slots.items()}:
-            self.problems.append("the slots are not where the events lead to")
+            self.problems.append("the slots in Redis differ from those that the events lead to")
         fates = Counter(self.prompts.values())
-        for what, told, there in (
+        for what, replayed, stored in (
             ("trained", fates["trained"], snapshot.number("trained")),
             ("filtered", fates["filtered"], snapshot.number("filtered")),
             ("discarded", fates["discarded"], snapshot.number("discarded")),
@@ -76,23 +76,23 @@ class _Auditor(Replay):
             ("dead", fates["dead"], len(snapshot.dead)),
             ("ordinals issued", self.next_ordinal, snapshot.number("next_ordinal")),
         ):
-            if told != there:
-                self.problems.append(f"the events tell of {told} {what}, Redis of {there}")
+            if replayed != stored:
+                self.problems.append(f"{what}: {replayed} in the events, {stored} in Redis")
 
 
 def audit_events(events: Iterable[Event], eta: int, snapshot: Snapshot | None = None) -> Audit:
-    """Replay a run's events: each must follow from those before it.
+    """Replay a run's events, checking that each is consistent with those before it.
 
     Args:
-        events: all events of the run, from its creation on.
+        events: all events of the run, from its creation.
         eta: its maximum staleness.
-        snapshot: what the server had when the run stood still; the events must lead there.
+        snapshot: the state of the idle run in Redis, to compare with; None skips the comparison.
     """
     auditor = _Auditor(eta)
     for event in events:
         auditor.apply(event)
         if auditor.events == 1 and not auditor.whole:
-            break  # nothing follows from what is missing
+            break  # later events cannot be checked without the missing ones
     if snapshot is not None:
         auditor.compare(snapshot)
     return Audit(

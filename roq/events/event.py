@@ -1,8 +1,8 @@
-"""One transition of a run as an event, and the slots and moves that it names.
+"""The event that a transition writes, with the slots and moves it names.
 
-All values are text, as in the stream. Ids are milliseconds of the server's clock and a number. Two events
-are the reader's own: ``archive``, the first line of an archive, with the run's configuration as JSON; and
-``gap``, where the stream had been trimmed before it was read: ``missing`` events, if their number is known.
+All values are text, as in the stream. An id is the server's time in milliseconds and a sequence number. Two
+events are added by readers: ``archive``, the first line of an archive, with the run's configuration as JSON;
+and ``gap``, where the stream was trimmed before it was read: ``missing`` events, if the number is known.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BEGINNING = "0-0"  # the id before all events
 
 
 class Place(NamedTuple):
-    """A slot of a buffer; slots count from 1."""
+    """A slot of a buffer, numbered from 1."""
 
     buffer: int
     slot: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A group that changed its slot as part of a transition."""
+    """A group's change of slot during a transition."""
 
     group: int
     source: Place
@@ -36,7 +36,7 @@ class Move(NamedTuple):
 
 
 def parse_place(text: str) -> Place:
-    """The place that is written ``buffer.slot``.
+    """Parse a place written as ``buffer.slot``.
 
     >>> parse_place("3.12")
     Place(buffer=3, slot=12)
@@ -46,7 +46,7 @@ def parse_place(text: str) -> Place:
 
 
 def parse_moves(text: str) -> list[Move]:
-    """The moves that are written ``group:from>to``, in order.
+    """Parse moves written as ``group:from>to``, in order.
 
     >>> parse_moves("7:3.1>2.4")
     [Move(group=7, source=Place(buffer=3, slot=1), target=Place(buffer=2, slot=4))]
@@ -63,8 +63,8 @@ class Event(msgspec.Struct, frozen=True):
     """One transition.
 
     Attributes:
-        id: ``milliseconds-number``; rises.
-        fields: what the library wrote, as text; ``event`` is its name.
+        id: ``milliseconds-number``; increasing.
+        fields: the fields that the library wrote, as text; ``event`` is the name.
     """
 
     id: str
@@ -72,59 +72,59 @@ class Event(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What happened: ``reserve``, ``occupy``, …"""
+        """The kind of event: ``reserve``, ``occupy``, …"""
         return self.fields["event"]
 
     @property
     def time(self) -> float:
-        """When, in seconds since 1970 on the server's clock."""
+        """The server's time, in seconds since 1970."""
         return int(self.id.partition("-")[0]) / 1000
 
     def get(self, field: str, default: str = "") -> str:
-        """A field, or ``default`` when the event has none of this name."""
+        """Return a field, or ``default`` if the event does not have it."""
         return self.fields.get(field, default)
 
     def number(self, field: str, default: int = 0) -> int:
-        """A field that holds a whole number."""
+        """Return a field as an integer."""
         return int(self.fields.get(field) or default)
 
     @property
     def count(self) -> int:
-        """How many events of the stream it stands for: 1, but for this file's own two kinds."""
+        """The number of stream events it represents: 0 for ``archive``, ``missing`` for ``gap``, else 1."""
         if self.name == "archive":
             return 0
         return self.number("missing") if self.name == "gap" else 1
 
     @property
     def moves(self) -> list[Move]:
-        """The groups that changed their slots, in order."""
+        """The groups that changed slots, in order."""
         return parse_moves(self.get("moves"))
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The trainer's figures of the step (``publish``); empty when there are none."""
+        """The trainer's metrics of the step (``publish``); empty if there are none."""
         text = self.get("metrics")
         return msgspec.json.decode(text, type=dict[str, float]) if text else {}
 
     def line(self) -> bytes:
-        """The event as a line of an archive."""
+        """Encode the event as a line of an archive."""
         return msgspec.json.encode({"id": self.id, **self.fields}) + b"\n"
 
     @classmethod
     def parse(cls, line: bytes) -> Event:
-        """The inverse of :meth:`line`.
+        """Decode a :meth:`line`.
 
         Raises:
-            ValueError: it is not an event.
+            ValueError: the line is not an event.
         """
         fields = msgspec.json.decode(line, type=dict[str, str])
         if "event" not in fields or "id" not in fields:
-            raise ValueError("an event has an id and the name of what happened in 'event'")
+            raise ValueError("an event needs an 'id' and an 'event'")
         return cls(fields.pop("id"), fields)
 
 
 def id_order(id: str) -> tuple[int, int]:  # noqa: A002
-    """What ids are ordered by.
+    """Return the sort key of an id.
 
     >>> id_order("1796023304207-3") < id_order("1796023304207-12")
     True
@@ -134,5 +134,5 @@ def id_order(id: str) -> tuple[int, int]:  # noqa: A002
 
 
 def gap(after: str, missing: int | None) -> Event:
-    """What stands for events that were trimmed before they could be read."""
+    """Return an event that stands for events trimmed before they were read."""
     return Event(after, {"event": "gap"} if missing is None else {"event": "gap", "missing": str(missing)})

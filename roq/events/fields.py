@@ -1,4 +1,4 @@
-"""What the fields of an event can hold: an archive comes from outside and is checked before it is used."""
+"""Validation of event fields: archives are untrusted input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roq.protocol.events import Field
 
 __all__ = ["EVENTS", "is_id", "refuse_bad_fields"]
 
-_NUMBER = r"\d{1,16}"  # every number of the library is below 2^53
+_NUMBER = r"\d{1,16}"  # all of the library's numbers are below 2^53
 _PLACE = rf"{_NUMBER}\.{_NUMBER}"
 _MOVE = rf"{_NUMBER}:{_PLACE}>{_PLACE}"
 _MOST_SHOWN = 60  # characters of a bad value
@@ -23,7 +23,7 @@ _TIME = re.compile(r"\d{1,16}", re.ASCII)
 
 
 def is_id(text: str, *, or_time: bool = False) -> bool:
-    """Whether it is an event's id, ``milliseconds-number``; with ``or_time``, milliseconds alone will do."""
+    """Return whether this is an event id, ``milliseconds-number`` or, with ``or_time``, only milliseconds."""
     return _ID.fullmatch(text) is not None or (or_time and _TIME.fullmatch(text) is not None)
 
 
@@ -58,23 +58,23 @@ _KINDS: dict[str, tuple[Callable[[str], bool], str]] = {
     "text": (lambda _text: True, "text"),
 }
 _OPTIONAL_COUNT, _TEXT = Field("integer", optional=True), Field("text", optional=False)
-# What an archive adds: its first line, and what stands for events that were trimmed.
+# Events that only archives have: the first line, and the one for trimmed events.
 _OWN = {"archive": {"run": _TEXT, "config": _TEXT}, "gap": {"missing": _OPTIONAL_COUNT}}
-_ANY = {  # read of events whose name is not known, too
+_ANY = {  # also read from events of unknown kinds
     "group": _OPTIONAL_COUNT,
     "groups": Field("groups", optional=True),
     "moves": Field("moves", optional=True),
     "missing": _OPTIONAL_COUNT,
 }
 EVENTS = (*DECLARED, "gap")
-"""The events that this version knows, and ``gap``, which stands for those that were trimmed."""
+"""The events that this version knows, and ``gap``, which stands for trimmed events."""
 
 
 def refuse_bad_fields(fields: Mapping[str, str]) -> None:
-    """Check an event's fields. One of a kind that this version does not know may hold others.
+    """Check an event's fields. An event of an unknown kind may have any others.
 
     Raises:
-        ValueError: a field is missing, or holds what it cannot.
+        ValueError: a field is missing or has an invalid value.
     """
     name = fields["event"]
     known = DECLARED.get(name) or _OWN.get(name)

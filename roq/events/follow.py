@@ -1,4 +1,4 @@
-"""A run's events from its stream in Redis: those so far, and those to come."""
+"""Read a run's events from its stream in Redis, and wait for new ones."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from roq.events.event import BEGINNING, Event
 
 __all__ = ["EventSource", "follow", "read_events"]
 
-FOLLOW_S = 2.0  # a follower looks this often whether it should go on
+FOLLOW_S = 2.0  # how often a follower checks whether to continue
 
 
 class EventSource(Protocol):
-    """What events are read from: a :class:`roq.Scheduler`."""
+    """A source of events: a :class:`roq.Scheduler`."""
 
     def events(self, after: str = ..., *, known: int | None = ..., wait_s: float = ...) -> list[Event]:
-        """A page of events after ``after``, oldest first."""
+        """Return a page of events after ``after``, oldest first."""
         ...
 
 
 def read_events(sched: EventSource, after: str = BEGINNING) -> Iterator[Event]:
-    """The events of a run so far, oldest first, read a page at a time."""
+    """Yield the run's events so far, oldest first, reading a page at a time."""
     for page in _pages(sched, after, 0 if after == BEGINNING else None, lambda: False):
         yield from page
 
@@ -33,13 +33,13 @@ def follow(
     known: int | None = None,
     going: Callable[[], bool] = lambda: True,
 ) -> Iterator[list[Event]]:
-    """The events of a run so far and those to come, page by page; sleeps while there are none.
+    """Yield the run's events so far and new ones as they arrive, page by page.
 
     Args:
-        sched: the run's scheduler; of its own, since its statistics count the sleep.
-        after: begin after the event of this id.
-        known: how many events the run has had up to ``after``; with it, a gap tells its size.
-        going: asked every :data:`FOLLOW_S` seconds, and after every page.
+        sched: a scheduler for this follower only, since its statistics count the waiting time.
+        after: start after the event with this id.
+        known: number of events up to ``after``; needed to know the size of a gap.
+        going: called while waiting, every :data:`FOLLOW_S` seconds; stops when it returns False.
     """
     if known is None and after == BEGINNING:
         known = 0

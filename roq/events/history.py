@@ -1,4 +1,4 @@
-"""What is known of a member, a group and a batch from a run's events. Times are in seconds since 1970."""
+"""The histories of members, groups and batches. Times are seconds since 1970."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roq.events.event import Event, Place
 __all__ = ["FATES", "Batch", "Fate", "GroupHistory", "MemberHistory", "groups_of"]
 
 Fate = Literal["requeued", "discarded", "filtered", "dead"]
-"""What becomes of a group that leaves its slot untrained."""
+"""The fate of a group that leaves its slot untrained."""
 FATES: tuple[Fate, ...] = ("requeued", "discarded", "filtered", "dead")
 State = Literal["reserved", "judging", "occupied", "training", "trained"] | Fate
 
@@ -22,10 +22,10 @@ class MemberHistory(msgspec.Struct):
     """One candidate of a group.
 
     Attributes:
-        worker: who has it, or had it when it was completed; "" while it waits to be issued.
-        issued, completed: when; None when not.
-        attempts: how often it was issued.
-        cancelled: it was not needed, or its group left before it was done.
+        worker: the worker that holds it or completed it; "" while it waits to be issued.
+        issued, completed: times; None until then.
+        attempts: number of times it was issued.
+        cancelled: it was not needed, or its group left first.
         tokens, reward: of the finished response.
     """
 
@@ -39,21 +39,21 @@ class MemberHistory(msgspec.Struct):
 
     @property
     def running(self) -> bool:
-        """Whether a worker has it now."""
+        """A worker holds it now."""
         return self.issued is not None and self.completed is None and not self.cancelled
 
 
 class GroupHistory(msgspec.Struct):
-    """A group and what became of it. Times are None for what has not happened.
+    """The history of a group. Times are None for events that have not happened.
 
     Attributes:
         group, ordinal: its number and its prompt's.
         v_traj: oldest weights version of any part.
-        place: its slot; None once it was taken or left.
-        state: where it is. batch: the batch it was taken with.
-        reserved, finished, occupied, taken, left: when; ``finished`` is its last member's completion.
+        place: its slot; None once taken or removed.
+        state: its current state. batch: the batch it was taken with.
+        reserved, finished, occupied, taken, left: times; ``finished`` is its last member's completion.
         reason: why it left.
-        members: its candidates that were ever issued, by number; 0 is its post-processing while that runs.
+        members: candidates issued so far, by number; 0 is post-processing while it runs.
     """
 
     group: int
@@ -77,19 +77,19 @@ class GroupHistory(msgspec.Struct):
 
     @property
     def staleness(self) -> int | None:
-        """Versions that the batch it was taken with is ahead of ``v_traj``."""
+        """Versions from ``v_traj`` to the batch it was taken with; None before."""
         return None if self.batch is None else self.batch - self.v_traj
 
 
 class Batch(msgspec.Struct):
-    """One batch, from the wait for it to its weights.
+    """The history of a batch, from the wait for it to the weights trained on it.
 
     Attributes:
         version: its number.
-        waited_from: when the trainer could have taken it; None if that is not known.
-        taken, published: when; ``published`` is None while it is in training.
-        groups: its groups, in slot order, without those that are not known.
-        metrics: what the trainer published with it.
+        waited_from: when the trainer became free to take it; None if unknown.
+        taken, published: times; ``published`` is None while it is in training.
+        groups: its known groups, in slot order.
+        metrics: the metrics that the trainer published with it.
     """
 
     version: int
@@ -101,22 +101,22 @@ class Batch(msgspec.Struct):
 
     @property
     def number(self) -> int:
-        """The step that trains it, counted from 1."""
+        """The step that trains it, from 1."""
         return self.version + 1
 
     @property
     def wait_s(self) -> float:
-        """How long the trainer waited for it."""
+        """Seconds the trainer waited for it."""
         return 0.0 if self.waited_from is None else max(0.0, self.taken - self.waited_from)
 
     @property
     def train_s(self) -> float | None:
-        """From take to publish."""
+        """Seconds from take to publish; None before."""
         return None if self.published is None else self.published - self.taken
 
     @property
     def staleness(self) -> Counter[int]:
-        """Its groups by staleness."""
+        """The number of its groups by staleness."""
         return Counter(self.version - group.v_traj for group in self.groups)
 
     @property
@@ -126,7 +126,7 @@ class Batch(msgspec.Struct):
 
     @property
     def reward(self) -> float | None:
-        """Mean reward of its trajectories; None without any."""
+        """Mean reward of its trajectories; None if there are none."""
         rewards = [m.reward for g in self.groups for m in g.members.values() if m.reward is not None]
         return fmean(rewards) if rewards else None
 
@@ -138,7 +138,7 @@ class Batch(msgspec.Struct):
 
 
 def groups_of(event: Event) -> set[int]:
-    """The groups that an event names: its own, those of a batch, those that it moved."""
+    """Return the groups that an event names: its own, those of a batch, and those it moved."""
     named = {int(number) for number in event.get("groups").split()}
     named |= {move.group for move in event.moves}
     return named | {event.number("group")} if "group" in event.fields else named

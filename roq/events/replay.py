@@ -1,6 +1,6 @@
-"""The state of a run after the events applied so far: the only Python code that interprets events.
+"""Replay: the only Python code that interprets events.
 
-Readers override the ``on_…`` methods: :mod:`roq.events.audit`, :mod:`roq.observe.timeline`,
+Subclasses override the ``on_…`` methods: :mod:`roq.events.audit`, :mod:`roq.observe.timeline`,
 :mod:`roq.observe.prometheus.counters` and :mod:`roq.sim.events`. The board has its own, ``static/state.js``.
 """
 
@@ -18,31 +18,31 @@ from roq.events.history import Batch, Fate, GroupHistory, MemberHistory
 __all__ = ["Reopened", "Replay"]
 
 Reopened = Literal["lease_expired", "error", "detach", "left"]
-"""Why a claim was given up: its lease ran out, the attempt failed, it was given back, its worker left."""
+"""Why a claim ended: its lease expired, the attempt failed, it was released, or its worker left."""
 
 
 class Replay:
     """The state of a run after the events applied so far.
 
-    It passes over groups from before its first event and over events that it does not know. What contradicts
-    the events so far goes to :meth:`doubt`.
+    It ignores groups created before its first event and events it does not know. Contradictions are passed to
+    :meth:`doubt`.
 
     Attributes:
         run, config: from an archive's first line; "" and None without one.
-        events: how many were applied. began, time: when the first and the newest happened (s since 1970).
-        whole: whether they begin with the run's creation and none is missing.
-        missing: how many are missing in gaps; None when not even that is known.
-        groups: by number; all that were ever seen, unless :meth:`forget` is called.
+        events: number applied. began, time: times of the first and the newest (s since 1970).
+        whole: the events start with the run's creation and none is missing.
+        missing: number of events missing in gaps; None if unknown.
+        groups: all groups seen, by number, unless :meth:`forget` is called.
         slots: the group in each filled slot.
-        prompts: where each issued ordinal is: "in_slots", "trained", or its fate.
-        next_ordinal: how many ordinals were issued.
+        prompts: the state of each issued ordinal: "in_slots", "trained", or its fate.
+        next_ordinal: number of ordinals issued.
         ahead: the most versions that a group was reserved ahead: the maximum staleness in use.
         version: the newest published weights. batch: the batch in training, or None.
         frontier: the next buffer to be taken.
-        free_since: when the trainer became free to take a batch; None when that is not known.
-        workers: who is attached, and how many claims each holds.
-        trainer: who trains. paused, ended: as of now.
-        reissued, expired, released: claims issued again, lost with a lease, and given back.
+        free_since: when the trainer became free to take a batch; None if unknown.
+        workers: the number of claims of each attached worker.
+        trainer: the trainer's name. paused, ended: the current state.
+        reissued, expired, released: claims issued again, lost with an expired lease, and given back.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Replay:
             self.began = time
             if name != "created":
                 self.whole = False
-                self.doubt("the stream does not begin with the run's creation: older events were trimmed")
+                self.doubt("the events do not start with the run's creation: older ones were trimmed")
         self.events += 1
         self.time = max(self.time, time)
         handler = self.HANDLERS.get(name)
@@ -91,20 +91,20 @@ class Replay:
             handler(self, event)
 
     def forget(self, groups: Iterable[GroupHistory]) -> None:
-        """Drop groups and their prompts, for a reader that runs for as long as the run."""
+        """Drop groups and their prompts, to bound the memory of a long-running reader."""
         for group in groups:
             self.groups.pop(group.group, None)
             self.prompts.pop(group.ordinal, None)
             if group.place is not None and self.slots.get(group.place) == group.group:
                 del self.slots[group.place]
 
-    # -- what a reader may override: each is called when the state has changed ----------------------
+    # -- callbacks to override, each called after the state changed ---------------------------------
 
     def doubt(self, sentence: str) -> None:
-        """The event contradicts those before it."""
+        """The event contradicts earlier ones."""
 
     def on_gap(self, missing: int | None) -> None:
-        """Events are missing here; None: their number is not known."""
+        """Events are missing here; None if their number is unknown."""
 
     def on_worker_joined(self, worker: str) -> None:
         """A worker is attached, without claims."""
@@ -113,34 +113,34 @@ class Replay:
         """A worker left, or was lost."""
 
     def on_busy(self, worker: str) -> None:
-        """A worker that had no claim has one."""
+        """A worker without claims received one."""
 
     def on_idle(self, worker: str) -> None:
-        """A worker's last claim is over."""
+        """A worker's last claim ended."""
 
     def on_reserved(self, group: GroupHistory, worker: str) -> None:
         """A new prompt took a slot."""
 
     def on_completed(self, group: GroupHistory | None, number: int, member: MemberHistory) -> None:
-        """A trajectory is in; ``group`` is None if it is not known."""
+        """A trajectory was completed; ``group`` is None if unknown."""
 
     def on_reopened(self, why: Reopened) -> None:
-        """A claim was given up; its member waits to be issued again."""
+        """A claim was released or lost; its member waits to be issued again."""
 
     def on_occupied(self, group: GroupHistory) -> None:
-        """A group is finished and in the slot that it is trained from."""
+        """A finished group was placed in its slot."""
 
     def on_removed(self, group: GroupHistory | None, fate: Fate, reason: str) -> None:
-        """A group left untrained; None if it is not known."""
+        """A group left untrained; None if unknown."""
 
     def on_taken(self, batch: Batch) -> None:
         """The trainer took a batch."""
 
     def on_published(self, batch: Batch | None) -> None:
-        """New weights are published; ``batch`` is what they were trained on, None if that is not known."""
+        """New weights were published; ``batch`` is the batch they were trained on, None if unknown."""
 
     def on_paused(self, paused: bool) -> None:
-        """Admission was paused, or resumed."""
+        """Admission was paused or resumed."""
 
     # -- slots --------------------------------------------------------------------------------------
 
@@ -150,14 +150,14 @@ class Replay:
         if group is None or group.place is None:
             self.doubt(f"group {number} is not in the run")
         else:
-            if self.slots.get(group.place) == number:  # not when another was put there
+            if self.slots.get(group.place) == number:  # unless another group was placed there
                 del self.slots[group.place]
             group.place = None
         return group
 
     def _fill(self, group: GroupHistory, place: Place) -> None:
         if place in self.slots:
-            self.doubt(f"group {group.group} went to slot {place}, where group {self.slots[place]} was")
+            self.doubt(f"group {group.group} was placed in slot {place}, which holds {self.slots[place]}")
         self.slots[place], group.place = group.group, place
 
     def _move(self, event: Event) -> None:
@@ -189,7 +189,7 @@ class Replay:
             self.on_busy(worker)
 
     def _unclaim(self, member: MemberHistory) -> None:
-        """The claim on a member is over; call it before the member changes."""
+        """End the claim on a member; call before changing the member."""
         if member.running and self.workers.get(member.worker):
             self.workers[member.worker] -= 1
             if not self.workers[member.worker]:
@@ -203,9 +203,9 @@ class Replay:
                 member.cancelled = member.completed is None
 
     def _cancel_all(self, group: GroupHistory) -> None:
-        """Nobody works for the group any more."""
+        """End all claims on the group."""
         self._cancel(group, group.members)
-        group.members.pop(0, None)  # its post-processing is over, or was never begun
+        group.members.pop(0, None)  # post-processing is over
 
     # -- events: the run ----------------------------------------------------------------------------
 
@@ -239,14 +239,13 @@ class Replay:
     # -- events: a group ----------------------------------------------------------------------------
 
     def _reserve(self, event: Event) -> None:
-        self._move(event)
         number, ordinal = event.number("group"), event.number("ordinal")
         if ordinal == self.next_ordinal:
             self.next_ordinal += 1
         elif (where := self.prompts.get(ordinal)) != "requeued":
             self.doubt(f"ordinal {ordinal} was issued again while it was {where}")
         if number in self.groups:
-            self.doubt(f"group {number} was made twice")
+            self.doubt(f"group {number} was created twice")
         self.prompts[ordinal] = "in_slots"
         group = GroupHistory(number, ordinal, event.number("v_traj"), reserved=self.time)
         self.groups[number] = group
@@ -257,10 +256,9 @@ class Replay:
         self.on_reserved(group, event.get("worker"))
 
     def _issue(self, event: Event, again: bool = False) -> None:
-        self._move(event)
         group = self.groups.get(event.number("group"))
         if group is None or group.place != parse_place(event.get("at")):
-            self.doubt(f"group {event.get('group')} was issued at {event.get('at')}, which is not its place")
+            self.doubt(f"group {event.get('group')} was issued at {event.get('at')}, but is not there")
         if again:
             self.reissued += event.get("members").count(",") + 1
         if group is not None:
@@ -284,7 +282,6 @@ class Replay:
         self.on_completed(group, number, member)
 
     def _reopen(self, event: Event, expired: bool = False) -> None:
-        self._move(event)
         why: Reopened = "lease_expired"
         if expired:
             self.expired += 1
@@ -350,7 +347,7 @@ class Replay:
         for slot, number in enumerate(numbers, start=1):
             group = self.groups.get(number)
             if group is None or group.place != (version, slot) or group.state != "occupied":
-                self.doubt(f"batch {version} names group {number} in slot {slot}, where it is not finished")
+                self.doubt(f"group {number} of batch {version} is not a finished group in slot {slot}")
             if group is not None:
                 if group.place is not None:
                     self._vacate(number)
@@ -406,4 +403,4 @@ class Replay:
         "publish": _publish,
         "checkpointed": None,
     }
-    """What each event does; None: nothing. A test holds the names to those that the library declares."""
+    """Handlers by event; None for no effect. A test compares the names with those the library declares."""

@@ -114,7 +114,7 @@ def test_an_archive_goes_on_where_it_ends(sched: Scheduler, tmp_path: Path) -> N
     file = tmp_path / "events.jsonl"
     with Archive(file, "test", CONFIG) as archive:
         archive.append(read_events(sched))
-        with pytest.raises(RoqError, match="another process"):
+        with pytest.raises(RoqError, match=str(file)):
             Archive(file, "test", CONFIG)
     run.publish(1)
     with file.open("ab") as torn:
@@ -161,13 +161,13 @@ def test_files_that_cannot_be(sched: Scheduler, tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     with Archive(file, "test", CONFIG) as archive:
         archive.append(read_events(sched))
-        with pytest.raises(RoqError, match="created anew"):
+        with pytest.raises(RoqError, match=str(file)):
             archive.append(read_events(sched))
-    with pytest.raises(ConfigError, match="not an archive of run other"):
+    with pytest.raises(ConfigError, match="run other"):
         Archive(file, "other", CONFIG)
     with pytest.raises(ConfigError, match="earlier run"):
         Archive(file, "test", RunConfig(eta=2, batch_size=4))
-    with pytest.raises(ConfigError, match="plain text"):
+    with pytest.raises(ConfigError, match=r"events\.jsonl\.gz"):
         Archive(tmp_path / "events.jsonl.gz", "test", CONFIG)
     with pytest.raises(ConfigError, match="cannot be written"):
         Archive(tmp_path / "no" / "events.jsonl", "test", CONFIG)
@@ -194,10 +194,10 @@ LINES = (
     {"id": "6-1", "event": "hyperspace", "at": "nowhere", "version": "new"},
 )  # fmt: skip
 BAD = [
-    (2, {"id": "abc"}, "no id of an event"),
-    (2, {"id": "9" * 30 + "-0"}, "no id of an event"),
-    (3, {"id": "2-0"}, "does not rise"),
-    (4, {"id": "1-5"}, "does not rise"),
+    (2, {"id": "abc"}, "invalid event id"),
+    (2, {"id": "9" * 30 + "-0"}, "invalid event id"),
+    (3, {"id": "2-0"}, "not greater"),
+    (4, {"id": "1-5"}, "not greater"),
     (2, {"at": "x.y"}, "a place"),
     (2, {"at": "3"}, "a place"),
     (2, {"group": "zz"}, "a whole number"),
@@ -219,8 +219,8 @@ BAD = [
     (3, {"reward": "1e999"}, "a finite number"),
     (3, {"event": "gap", "missing": "-10"}, "a whole number"),
     (7, {"group": "zz"}, "a whole number"),
-    (0, {"config": "{}"}, "no configuration"),
-    (0, {"config": "[" * 100_000}, "no configuration"),
+    (0, {"config": "{}"}, "invalid configuration"),
+    (0, {"config": "[" * 100_000}, "invalid configuration"),
 ]
 
 
@@ -252,7 +252,7 @@ def test_two_groups_in_one_slot_are_a_problem_of_the_audit() -> None:
     ends = [{"event": "discarded", "group": group, "ordinal": "0"} for group in "21"]
     events = (Event(f"{i}-0", fields) for i, fields in enumerate([*lines, *ends], 1))
     problems = audit_events(events, 1).problems
-    assert any("group 2 went to slot 0.1, where group 1 was" in problem for problem in problems)
+    assert any("group 2" in problem and "slot 0.1" in problem for problem in problems)
 
 
 @pytest.mark.parametrize("data", [b"[" * 100_000 + b"\n", bytes(1000) + b"\n", bytes(LONGEST + 1)])
@@ -263,7 +263,7 @@ def test_lines_that_are_none(data: bytes, tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(os.urandom(1000)))
     packed[12] ^= 0xFF
     (tmp_path / "events.jsonl.gz").write_bytes(packed)
-    with pytest.raises(ConfigError, match=r"cannot be read|no whole archive"):
+    with pytest.raises(ConfigError, match=r"events\.jsonl\.gz"):
         list(read_archive(tmp_path / "events.jsonl.gz"))
 
 
@@ -271,7 +271,7 @@ def test_lines_that_are_none(data: bytes, tmp_path: Path) -> None:
 def test_from_an_absurd_id(after: str, sched: Scheduler, server: Server) -> None:
     sched.create(CONFIG)
     done = CliRunner().invoke(main, ["events", "--redis", server.url, "--run", "test", "--from", after])
-    assert (done.exit_code, "no id of an event" in done.stderr) == (2, True), done.output
+    assert (done.exit_code, repr(after[:60]) in done.stderr) == (2, True), done.output
 
 
 def test_a_full_disk(sched: Scheduler, server: Server, tmp_path: Path) -> None:
@@ -291,5 +291,5 @@ def test_a_full_disk(sched: Scheduler, server: Server, tmp_path: Path) -> None:
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert again.returncode == 0, again.stderr
     assert list(read_archive(file))[1:] == list(read_events(sched))
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="/dev/full"):
         Archive("/dev/full", "test", CONFIG)

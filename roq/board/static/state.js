@@ -277,7 +277,6 @@ function setMember(state, group, m, member) {
 }
 
 function lease(state, event, time) {
-  move(state, event);
   for (const m of event.members.split(",").map(Number)) {
     const group = state.groups.get(Number(event.group));
     if (!group) return;
@@ -288,7 +287,6 @@ function lease(state, event, time) {
 }
 
 function reopen(state, event) {
-  move(state, event);
   const group = state.groups.get(Number(event.group));
   if (!group) return;
   claim(state, event.worker, -1);
