@@ -6,7 +6,7 @@ import contextlib
 import ipaddress
 import re
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +26,7 @@ from roq.client.async_scheduler import AsyncScheduler
 from roq.errors import ConfigError, Invalid, NotAllowed, NotReady, RoqError, UnknownGroup, UnknownWorker
 from roq.events.fields import is_id
 
-__all__ = ["CONTROL_HEADER", "bind", "is_loopback", "make_app", "serve"]
+__all__ = ["CONTROL_HEADER", "accepted_hosts", "bind", "is_loopback", "make_app", "serve"]
 
 CONTROL_HEADER = "X-Roq-Board"
 """A page of another site cannot send it without asking first, and is then refused."""
@@ -58,23 +58,57 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class _Guard:
-    """Sets the security headers; on a loopback address, refuses requests under any other name.
+def accepted_hosts(address: str, names: Iterable[str] = ()) -> frozenset[str]:
+    """The names and addresses under which a board on ``address`` answers: loopback's, its own, and ``names``.
 
-    Without the latter, a page of another site could point a name of its own at 127.0.0.1 and read the run.
+    Raises:
+        ConfigError: one of ``names`` is neither a host name nor an address.
+    """
+    hosts = {"localhost", "127.0.0.1", "::1"}
+    for name in names:
+        host = _host(f"[{name}]" if ":" in name else name)
+        if host is None:
+            raise ConfigError(f"{name!r} is not a host name or an address; leave out scheme and port")
+        hosts.add(host)
+    own = _host(f"[{address}]" if ":" in address else address)
+    return frozenset(hosts if own is None or _is_wildcard(own) else {*hosts, own})
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _host(header: str) -> str | None:
+    """The host of a ``Host`` header without its port, one spelling for each; None for what is not one."""
+    given = _HOST.fullmatch(header)
+    if given is None:
+        return None
+    name = (given[1] or given[2]).lower()
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(name))
+    return None if given[1] else name
+
+
+class _Guard:
+    """Sets the security headers; refuses requests under a name that is not one of ``hosts``.
+
+    Without the latter, a page of another site could point its own name at the board's address (DNS rebinding)
+    and read the run.
     """
 
-    def __init__(self, app: ASGIApp, *, local: bool) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: frozenset[str]) -> None:
         self._app = app
-        self._local = local
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        hosts = Headers(scope=scope).getlist("host")
-        given = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
-        name = "" if given is None else (given[1] or given[2]).lower()
+        given = Headers(scope=scope).getlist("host")
+        host = _host(given[0]) if len(given) == 1 else None
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -83,9 +117,9 @@ class _Guard:
                 headers.setdefault("Cache-Control", "no-cache")
             await send(message)
 
-        if self._local and not is_loopback(name):
-            refused = PlainTextResponse(f"this board answers to localhost, not to {name or 'this'}\n", 421)
-            await refused(scope, receive, with_headers)
+        if host not in self._hosts:
+            text = f"this board does not answer to the host {host or 'of this request'}; see --allow-host\n"
+            await PlainTextResponse(text, 421)(scope, receive, with_headers)
             return
         await self._app(scope, receive, with_headers)
 
@@ -102,13 +136,13 @@ class _TooLong(Exception):
     """A request's body is longer than anything that the page sends."""
 
 
-def make_app(feed: Feed, scheduler: AsyncScheduler | None, *, local: bool) -> Starlette:
+def make_app(feed: Feed, scheduler: AsyncScheduler | None, *, hosts: frozenset[str]) -> Starlette:
     """The application.
 
     Args:
         feed: what pages are sent.
         scheduler: steers the run; None for a board that may only look.
-        local: the server is on a loopback address.
+        hosts: the names under which it answers (:func:`accepted_hosts`).
     """
 
     async def index(_request: Request) -> Response:
@@ -188,7 +222,7 @@ def make_app(feed: Feed, scheduler: AsyncScheduler | None, *, local: bool) -> St
         ],
         lifespan=lifespan,
     )
-    app.add_middleware(_Guard, local=local)
+    app.add_middleware(_Guard, hosts=hosts)
     return app
 
 
@@ -245,10 +279,12 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(feed: Feed, scheduler: AsyncScheduler | None, listener: socket.socket, *, local: bool) -> None:
+def serve(
+    feed: Feed, scheduler: AsyncScheduler | None, listener: socket.socket, *, hosts: frozenset[str]
+) -> None:
     """Serve until the process is told to stop (SIGINT, SIGTERM)."""
     config = uvicorn.Config(
-        make_app(feed, scheduler, local=local),
+        make_app(feed, scheduler, hosts=hosts),
         log_level="warning",
         timeout_graceful_shutdown=3,
         server_header=False,

@@ -38,11 +38,25 @@ def _exit(*_signal: object) -> None:
     help="Port to listen on; 0 for a free one.",
 )
 @click.option(
+    "--allow-host",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Answer under this host name too (repeatable); the default is localhost and the --host address.",
+)
+@click.option(
     "--allow-control",
     is_flag=True,
     help="Let the page pause and resume the run, drop groups and drain workers.",
 )
-def board(target: Target | None, file: Path | None, host: str, port: int, allow_control: bool) -> None:
+def board(
+    target: Target | None,
+    file: Path | None,
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    allow_control: bool,
+) -> None:
     """Show a run as a web page: its buffers as they fill and move, curves, workers; live and again.
 
     It only looks, unless --allow-control is given. It needs nothing from the network but the run's server.
@@ -55,14 +69,14 @@ def board(target: Target | None, file: Path | None, host: str, port: int, allow_
     if allow_control and file is not None:
         raise ConfigError("an archive cannot be steered: leave out --allow-control, or --events")
 
-    from roq.board.app import bind, is_loopback, serve
+    from roq.board.app import accepted_hosts, bind, is_loopback, serve
     from roq.board.feed import ArchiveFeed, RunFeed
 
+    hosts = accepted_hosts(host, names)
     # uvicorn ends gracefully and then raises the signal again: it must not kill what is still to be put away
     signal.signal(signal.SIGTERM, _exit)
     with bind(host, port) as listener, suppress(KeyboardInterrupt):
-        local = is_loopback(host)
-        if not local:
+        if not is_loopback(host):
             able = "see and steer" if allow_control else "see"
             notice(f"warning: whoever reaches {host} can {able} this run; the board has no login")
         shown = f"[{host}]" if ":" in host else host
@@ -74,7 +88,7 @@ def board(target: Target | None, file: Path | None, host: str, port: int, allow_
                     config = scheduler.config()
             feed = ArchiveFeed(file, config)
             click.echo(f"board of {feed.run} from {file}: {url}")
-            serve(feed, None, listener, local=local)
+            serve(feed, None, listener, hosts=hosts)
             return
         assert target is not None
         with target.scheduler() as scheduler:
@@ -82,7 +96,7 @@ def board(target: Target | None, file: Path | None, host: str, port: int, allow_
             feed = RunFeed(target.url, target.run, control=allow_control)
             steer = AsyncScheduler(target.url, target.run, retry_s=5.0) if allow_control else None
             click.echo(f"board of run {target.run}: {url}" + " (may steer)" * allow_control)
-            serve(feed, steer, listener, local=local)
+            serve(feed, steer, listener, hosts=hosts)
 
 
 COMMANDS = (board,)

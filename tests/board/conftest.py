@@ -49,6 +49,7 @@ class Board:
         ]
         self._command = [*command, *options]
         self.port = 0
+        self.warns = False  # a test that listens beyond loopback expects the warning
         self.start()
 
     def start(self) -> None:
@@ -103,7 +104,8 @@ def board(server: Server) -> Iterator[Callable[..., Board]]:
 
     yield start
     for one in started:
-        assert one.stop() in ("", None)
+        said = one.stop()
+        assert said.startswith("warning: ") and said.count("\n") == 1 if one.warns else said in ("", None)
 
 
 @pytest.fixture(scope="module")  # Playwright runs an event loop in this thread: no test may follow beside it

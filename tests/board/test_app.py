@@ -17,7 +17,8 @@ import pytest
 from click.testing import CliRunner
 from playwright.sync_api import Page
 
-from roq import RunConfig, Scheduler
+from roq import ConfigError, RunConfig, Scheduler
+from roq.board.app import accepted_hosts
 from roq.cli import main
 from roq.events.follow import read_events
 from roq.protocol.keys import keys_of
@@ -135,6 +136,37 @@ def test_hosts_are_read_strictly(run: Named, board: Start) -> None:
         assert b" 200 " not in first_line(start, "GET / HTTP/1.1", *hosts)
     for host in ("LOCALHOST", "localhost.", f"localhost:{start.port}", "[::1]", "127.0.0.1"):
         assert b" 200 " in first_line(start, "GET / HTTP/1.1", f"Host: {host}"), host
+
+
+def test_a_rebound_name_is_refused_on_every_address(run: Named, board: Start, sched: Scheduler) -> None:
+    """DNS rebinding: a page of another site points its own name at the board, wherever it listens."""
+    names = ("--allow-host", "Board.Example", "--allow-host", "10.1.2.3")
+    start = board("--host", "0.0.0.0", "--allow-control", *names)
+    start.warns = True
+    for host in ("evil.example", "0.0.0.0", "board.example.evil", "10.1.2.4", "127.0.0.2"):
+        for method, path in (("GET", "/"), ("GET", "/static/main.js"), ("GET", "/api/events")):
+            assert ask(start, method, path, headers={"Host": f"{host}:{start.port}"})[0] == 421, (host, path)
+        origin = f"http://{host}:{start.port}"
+        assert steer(start, "pause", Host=origin.removeprefix("http://"), Origin=origin)[0] == 421, host
+    assert not sched.status().paused
+    for host in ("localhost", "127.0.0.1", "[::1]", "board.example", "BOARD.EXAMPLE.", "10.1.2.3"):
+        assert ask(start, "GET", "/", headers={"Host": f"{host}:{start.port}"})[0] == 200, host
+        origin = f"http://{host}:{start.port}"
+        assert steer(start, "pause", Host=origin.removeprefix("http://"), Origin=origin)[0] == 200, host
+        assert b" 200 " in first_line(start, "GET /api/events HTTP/1.1", f"Host: {host}"), host
+    assert sched.status().paused
+
+
+def test_the_address_that_a_board_listens_on_is_accepted() -> None:
+    assert accepted_hosts("127.0.0.1") == {"localhost", "127.0.0.1", "::1"}
+    assert accepted_hosts("192.168.7.1") == {"localhost", "127.0.0.1", "::1", "192.168.7.1"}
+    more = accepted_hosts("fe80::0:1", ["Host.lan."])
+    assert more == {"localhost", "127.0.0.1", "::1", "fe80::1", "host.lan"}
+    for wildcard in ("0.0.0.0", "::", "0:0::0"):
+        assert accepted_hosts(wildcard) == {"localhost", "127.0.0.1", "::1"}
+    for bad in ("", "a:80", "http://a", "a/b", "*"):
+        with pytest.raises(ConfigError):
+            accepted_hosts("127.0.0.1", [bad])
 
 
 def test_ids_that_no_event_has(run: Named, board: Start) -> None:
