@@ -45,8 +45,9 @@ def load_order(modules: Mapping[str, str]) -> list[str]:
         graphlib.CycleError: two of them use each other.
     """
     name = re.compile(rf"(?<![.\w\"])({'|'.join(modules)})\.\w")
-    uses = {
-        module: set(name.findall(re.sub(r"--.*", "", code))) - {module} for module, code in modules.items()
+    uses = {  # sorted, because the library's digest must not depend on a set's order
+        module: sorted(set(name.findall(re.sub(r"--.*", "", code))) - {module})
+        for module, code in modules.items()
     }
     return list(TopologicalSorter(uses).static_order())
 
