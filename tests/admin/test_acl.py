@@ -97,7 +97,7 @@ def test_a_role_may_call_its_functions_only(role: str, acting_as: As) -> None:
     mine = {function.name for function in role_functions(role)}
     for name, call in calls(scheduler).items():
         if name not in mine:
-            with pytest.raises(NotAllowed, match=f"use a user of role .*{name_of_a_role(name)}"):
+            with pytest.raises(NotAllowed, match=name_of_a_role(name)):
                 call()
         else:
             attempt(call)
@@ -229,14 +229,14 @@ def test_everybody_may_look(role: str, acting_as: As) -> None:
 def test_without_the_library(server: Server, acting_as: As, monkeypatch: pytest.MonkeyPatch) -> None:
     """A role that may not load it says so, and what to do."""
     server.redis.function_flush("SYNC")
-    with pytest.raises(UnsuitableServer, match="no roq library, and this user may not load it; run"):
+    with pytest.raises(UnsuitableServer, match="roq library"):
         acting_as("worker").status()
     acting_as("admin").create(CONFIG)
     assert acting_as("worker").status().version == 0
     loaded = server.redis.fcall_ro("roq_version", 0).decode()
     newer = f"{library.REVISION + 1} 0123456789ab"
     monkeypatch.setattr(library, "version", lambda: newer)
-    with pytest.raises(UnsuitableServer, match=f"has roq library {loaded}, this client needs {newer}"):
+    with pytest.raises(UnsuitableServer, match=f"{loaded}.*{newer}"):
         acting_as("worker").status()
     monkeypatch.setattr(library, "version", lambda: f"{library.REVISION} 0123456789ab")
     assert acting_as("worker").status().version == 0, "of one revision, so they work together"
@@ -246,7 +246,7 @@ async def test_the_same_of_the_asynchronous_client(server: Server, tmp_path: Pat
     make_users(server, tmp_path)
     server.redis.function_flush("SYNC")
     async with AsyncScheduler(url_of(server, tmp_path, "worker"), "test") as worker:
-        with pytest.raises(UnsuitableServer, match="may not load it; run"):
+        with pytest.raises(UnsuitableServer):
             await worker.status()
         async with AsyncScheduler(url_of(server, tmp_path, "admin"), "test") as admin:
             await admin.create(CONFIG)
@@ -261,7 +261,7 @@ def test_rules_of_another_version_of_roq(server: Server, acting_as: As) -> None:
     words = [re.sub(r"\+zadd ", "", word) for word in rules("worker", ["test"])]
     server.redis.execute_command("ACL", "SETUSER", "roq-worker", "reset", ">pw", *words)
     scheduler = Scheduler(f"{server.url}?username=roq-worker&password=pw", "test")
-    with scheduler, pytest.raises(NotAllowed, match="another version of roq, make them anew with roq acl"):
+    with scheduler, pytest.raises(NotAllowed, match="roq acl"):
         scheduler.reserve("w0", 0, 1)
 
 
@@ -348,9 +348,9 @@ def test_a_role_is_for_its_runs(server: Server, tmp_path: Path) -> None:
             else:
                 with pytest.raises(NotAllowed):
                     admin.create(CONFIG)
-    with pytest.raises(ConfigError, match="is no run's name"):
+    with pytest.raises(ConfigError):
         rules("worker", ["a b"])
-    with pytest.raises(ConfigError, match="no role 'boss'"):
+    with pytest.raises(ConfigError, match="boss"):
         rules("boss", ["a"])
 
 
@@ -371,7 +371,7 @@ def test_an_aclfile(kind: str, tmp_path: Path) -> None:
     durable = ["--appendonly", "yes", "--appendfsync", "always"]
     server = Server(kind, tmp_path, "--aclfile", str(tmp_path / "users.acl"), *durable)
     try:
-        with Scheduler(server.url, "test") as nobody, pytest.raises(ConfigError, match="refused the login"):
+        with Scheduler(server.url, "test") as nobody, pytest.raises(ConfigError):
             nobody.status()
         with Scheduler(url_of(server, secrets, "admin"), "test") as admin:
             assert admin.create(CONFIG)
@@ -387,7 +387,7 @@ def test_an_aclfile(kind: str, tmp_path: Path) -> None:
                 board.reserve("w0", 0, 1)
         (secrets / "board").write_text("wrong")
         board = Scheduler(url_of(server, secrets, "board"), "test")
-        with board, pytest.raises(ConfigError, match="refused the login") as error:
+        with board, pytest.raises(ConfigError) as error:
             board.status()
         assert "wrong" not in str(error.value)
     finally:

@@ -177,15 +177,15 @@ def test_a_wrong_password(tls: Tls) -> None:
         ("rediss://h?ssl_certfile={}/binary", "ssl_certfile = '.*binary'"),
         ("rediss://h?ssl_check_hostname=perhaps", "ssl_check_hostname must"),
         ("redis+sentinel://h/s?colour=red", "'colour'.* username, "),
-        ("redis://h?colour=red", "unexpected keyword argument 'colour'"),
-        ("redis://:pa/ss@h", "percent-encode its password's special characters"),
-        ("redis://:p[ss@h", "percent-encode special characters"),
-        ("redis://:pass@h:port", "percent-encode its password"),
+        ("redis://h?colour=red", "colour"),
+        ("redis://:pa/ss@h", "percent-encode"),
+        ("redis://:p[ss@h", "percent-encode"),
+        ("redis://:pass@h:port", "percent-encode"),
         ("redis+cluster://:pass@h:port", "must be numbers"),
         ("redis://h\0ost", "a NUL character"),
         ("unix:///tmp/a%00b", "a NUL character"),
-        ("http://h", "must specify one of the following schemes"),
-        ("", "must specify one of the following schemes"),
+        ("http://h", "scheme"),
+        ("", "scheme"),
     ],
 )
 def test_urls_that_cannot_be(url: str, said: str, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_our_address_on_the_way_to_a_server_that_is_here(url: str) -> None:
 
 
 def test_our_address_on_the_way_to_nowhere() -> None:
-    with pytest.raises(ConfigError, match=r"no host of redis://no\.such\.host\.invalid resolves"):
+    with pytest.raises(ConfigError, match=r"redis://no\.such\.host\.invalid"):
         own_address("redis://no.such.host.invalid")
 
 

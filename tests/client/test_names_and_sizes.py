@@ -43,7 +43,7 @@ def test_names_of_workers_and_trainers(sched: Scheduler, name: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["a b", "a:", "é", "-", "\0", "a" * 33])
 def test_prefixes_of_names(prefix: str) -> None:
-    with pytest.raises(ConfigError, match="a name's prefix must be letters"):
+    with pytest.raises(ConfigError):
         unique_name(prefix)
 
 

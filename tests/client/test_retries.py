@@ -173,7 +173,7 @@ def test_library_version(sched: Scheduler, server: Server) -> None:
     server.redis.execute_command("FUNCTION", "LOAD", "REPLACE", newer)
     with (
         Scheduler(server.url, "test") as client,
-        pytest.raises(UnsuitableServer, match="upgrade the client"),
+        pytest.raises(UnsuitableServer),
     ):
         client.status()
     older = source().replace(version(), "0 abc")

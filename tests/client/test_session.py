@@ -32,7 +32,7 @@ def test_a_second_event_loop(server: Server) -> None:
     async def in_another_loop() -> None:
         await use(close=False)
         for call in (sched.status, lambda: sched.wait(0, 0.01)):
-            with pytest.raises(RoqError, match=r"another event loop.*aclose\(\)"):
+            with pytest.raises(RoqError, match=r"aclose\(\)"):
                 await asyncio.to_thread(asyncio.run, call())
         await sched.aclose()
 

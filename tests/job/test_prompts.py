@@ -86,20 +86,20 @@ def test_parquet_equals_jsonl(tmp_path: Path, rows: str) -> None:
     with pytest.raises(ConfigError, match=r"rows\.parquet: field 'promt' is missing \(it has 'prompt'\)"):
         load_prompts(Data(file=str(tmp_path / "rows.parquet"), prompt_field="promt"))
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and nothing else")
-    with pytest.raises(ConfigError, match=r"broken\.parquet: not a readable parquet file"):
+    with pytest.raises(ConfigError, match=r"broken\.parquet"):
         load_prompts(Data(file=str(tmp_path / "broken.parquet")))
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"prompt": "a", "answer": ', r"bad\.jsonl, line 3: not valid JSON"),
-        ("[1, 2]", r"bad\.jsonl, line 3: must be a JSON object, not list"),
-        ('{"prompt": "a"}', r"bad\.jsonl, line 3: field 'answer' is missing \(it has 'prompt'\)"),
-        ('{"prompt": "a", "answers": 1}', r"line 3: field 'answer' is missing \(it has 'answers'\)"),
-        ('{"prompt": "a", "answer": null}', r"line 3: field 'answer' is null; set data\.answer_field"),
-        ('{"prompt": 5, "answer": "b"}', r"line 3: field 'prompt' must be text, not 5"),
-        ('{"prompt": "\udcff"}', r"line 3: not valid JSON"),
+        ('{"prompt": "a", "answer": ', r"bad\.jsonl, line 3"),
+        ("[1, 2]", r"bad\.jsonl, line 3\b.*list"),
+        ('{"prompt": "a"}', r"bad\.jsonl, line 3\b.*answer.*prompt"),
+        ('{"prompt": "a", "answers": 1}', r"line 3\b.*'answer'.*'answers'"),
+        ('{"prompt": "a", "answer": null}', r"line 3\b.*data\.answer_field"),
+        ('{"prompt": 5, "answer": "b"}', r"line 3\b.*'prompt'.*5"),
+        ('{"prompt": "\udcff"}', r"line 3"),
     ],
 )
 def test_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -111,13 +111,13 @@ def test_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None:
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match=r"none\.jsonl"):
         load_prompts(Data(file=str(tmp_path / "none.jsonl")))
     (tmp_path / "rows.csv").write_text("prompt,answer\n")
-    with pytest.raises(ConfigError, match=r"must end in \.jsonl or \.parquet"):
+    with pytest.raises(ConfigError, match=r"\.jsonl.*\.parquet"):
         load_prompts(Data(file=str(tmp_path / "rows.csv")))
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ConfigError, match="no prompts in it"):
+    with pytest.raises(ConfigError, match=r"empty\.jsonl"):
         load_prompts(Data(file=str(tmp_path / "empty.jsonl")))
 
 
@@ -146,9 +146,7 @@ def test_scorer_gets_the_run_s_settings() -> None:
 
 def test_reasoning_gym_refusals() -> None:
     pytest.importorskip("reasoning_gym")
-    with pytest.raises(
-        ConfigError, match=r"'chain_sums' is not a reasoning-gym data set; did you mean 'chain_sum'\?"
-    ):
+    with pytest.raises(ConfigError, match=r"chain_sums.*'chain_sum'"):
         load_prompts(Data(dataset="chain_sums"))
     with pytest.raises(ConfigError, match="max_digitz"):
         load_prompts(Data(dataset="basic_arithmetic", settings={"max_digitz": 1}))
@@ -167,11 +165,11 @@ def test_load_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine_for_roq.py").write_text("def score(item, response):\n    return 0.5\n")
     assert load_function("mine_for_roq:score")({}, "") == 0.5
-    with pytest.raises(ConfigError, match="has no function 'skore'"):
+    with pytest.raises(ConfigError, match="skore"):
         load_function("mine_for_roq:skore")
     with pytest.raises(ConfigError, match=r"'nowhere' cannot be imported \(ModuleNotFoundError"):
         load_function("nowhere:score")
-    with pytest.raises(ConfigError, match="must look like module:function"):
+    with pytest.raises(ConfigError, match="module:function"):
         load_function("nowhere")
     (tmp_path / "fails_for_roq.py").write_text("1 / 0\n")
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
@@ -193,7 +191,7 @@ def test_nested_prompts(tmp_path: Path, depth: int, opening: str, closing: str) 
     (tmp_path / "p.jsonl").write_text(
         f'{{"prompt":"x","answer":{opening * depth}{inner}{closing * depth}}}\n'
     )
-    with pytest.raises(ConfigError, match=r"p\.jsonl, line 1: nested more than 64 deep"):
+    with pytest.raises(ConfigError, match=r"p\.jsonl, line 1\b.*\b64\b"):
         load_prompts(Data(file=str(tmp_path / "p.jsonl")))
 
 
@@ -208,5 +206,5 @@ def test_what_is_nested_less_is_fine(tmp_path: Path) -> None:
 )
 def test_lines_that_are_no_rows(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "p.jsonl").write_bytes(line + b"\n")
-    with pytest.raises(ConfigError, match=r"line 1: (not valid JSON|must be a JSON object)"):
+    with pytest.raises(ConfigError, match="line 1"):
         load_prompts(Data(file=str(tmp_path / "p.jsonl")))

@@ -83,7 +83,7 @@ def test_many_dead_letters(sched: Scheduler) -> None:
 def test_what_cannot_be_revived(sched: Scheduler) -> None:
     sched.create(RunConfig(eta=0, batch_size=1, max_attempts=1, total_steps=1))
     ordinal = bury(sched)
-    with pytest.raises(NotReady, match="not a dead letter"):
+    with pytest.raises(NotReady):
         sched.revive(ordinal + 1)
     (claim,) = sched.reserve("w0", 0, 1).reservations
     sched.complete(claim, trajectory(0))
@@ -131,7 +131,7 @@ def test_what_people_do_says_who_and_why(sched: Scheduler) -> None:
 
 def test_texts_have_a_limit(sched: Scheduler) -> None:
     sched.create(RunConfig(eta=1, batch_size=2))
-    with pytest.raises(redis.ResponseError, match=r"ROQ_INVALID.*at most 65536"):
+    with pytest.raises(redis.ResponseError, match=r"ROQ_INVALID.*65536"):
         by_hand(sched, "renew", "w0", "0", "x" * 70_000, "0")
     assert sched.status().workers == []
 

@@ -55,8 +55,8 @@ def test_a_trace_is_repeated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no group"),
-        ('{"prompt": 3, "responses": [5]}', "line 1: a group of 1 responses; 2 are needed"),
+        ("", r"trace\.jsonl"),
+        ('{"prompt": 3, "responses": [5]}', r"line 1\b.*\b1\b.*\b2\b"),
         ('{"prompt": 3, "responses": [5, 0]}', "line 1"),
         ('{"prompt": 3}', "line 1"),
         ("no json", "line 1"),
@@ -69,5 +69,5 @@ def test_traces_that_cannot_be(text: str, message: str, tmp_path: Path) -> None:
 
 
 def test_no_such_trace(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be read: .*No such file"):
+    with pytest.raises(ConfigError, match="No such file"):
         load_trace(tmp_path / "nothing.jsonl", 2)

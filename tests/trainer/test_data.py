@@ -61,5 +61,5 @@ def test_a_replica_without_groups_runs_fillers() -> None:
 
 def test_a_sequence_that_is_too_long_is_refused_by_name() -> None:
     sample = Sample(41, Trajectory([1, 2], [3, 4], [-1.0, -1.0], [(0, 2)], 0.0), 0.0)
-    with pytest.raises(SequenceTooLong, match="group 41 of batch 7 has a sequence of 4 tokens"):
+    with pytest.raises(SequenceTooLong, match=r"group 41 .*batch 7 .*\b4\b"):
         micro_batches([sample], 1, version=7, max_seq_tokens=3)

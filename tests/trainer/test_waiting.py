@@ -92,7 +92,7 @@ def test_gives_up_without_a_live_worker_and_tells_the_last_error() -> None:
     waiter = script.waiter(worker_timeout_s=60.0)
     wait_until(waiter, script, 100)
     script.change(workers=[])
-    with pytest.raises(Stalled, match=r"no live worker for 6. s.*w0: CUDA out of memory"):
+    with pytest.raises(Stalled, match=r"6. s.*w0.*CUDA out of memory"):
         wait_until(waiter, script, 300)
     assert 155 <= script.now <= 175
 
@@ -103,7 +103,7 @@ def test_gives_up_without_progress_but_progress_counts() -> None:
     for issued in range(5):
         script.change(ledger=Ledger(issued=issued))
         wait_until(waiter, script, script.now + 80)
-    with pytest.raises(Stalled, match=r"no progress for 10. s.*slot 3\.7"):
+    with pytest.raises(Stalled, match=r"10. s.*3\.7"):
         wait_until(waiter, script, script.now + 200)
 
 

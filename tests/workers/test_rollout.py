@@ -189,7 +189,7 @@ def test_claims_of_a_broken_engine_are_released(
         until(lambda: engine.tokens == 4 * LENGTH // 2)
         engine.broken = "it died"
 
-    with pytest.raises(EngineError, match="it died"):
+    with pytest.raises(EngineError):
         work(fail)
     assert sched.status().inflight == 0
     assert engine.closed
