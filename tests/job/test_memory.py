@@ -22,7 +22,7 @@ def used_memory(server: Server) -> int:
 @pytest.mark.parametrize("group", [1, 8])
 @pytest.mark.parametrize("response", [64, 512, 4096])
 def test_bytes_of_a_trajectory(server: Server, group: int, response: int) -> None:
-    count, dice = 256, random.Random(3)
+    count, dice = 1024 if response < 1000 else 256, random.Random(3)
     with Scheduler(server.url, "test") as sched:
         sched.create(RunConfig(eta=1, batch_size=count // group, group_size=group))
         before = used_memory(server)
