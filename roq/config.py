@@ -1,7 +1,7 @@
 """The configuration of a job: one strict TOML file.
 
-``[protocol]`` is what the scheduler enforces (:class:`RunConfig`); the other sections say what
-workers and the trainer do. ``roq init`` stores all of it with the run in Redis, so a worker needs
+``[protocol]`` holds the rules that the scheduler enforces (:class:`RunConfig`); the other sections
+configure workers and the trainer. ``roq init`` stores all of it with the run in Redis, so a worker needs
 only the server's URL and the run's name. An unknown key is an error that names the nearest valid one.
 """
 
@@ -40,36 +40,36 @@ Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 FUNCTION = r"\A[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z"
-"""``module:function``, as it can be imported."""
+"""An importable ``module:function``."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the scheduler enforces for a run; fixed when the run is created.
+    """The rules that the scheduler enforces for a run; fixed when the run is created.
 
     Attributes:
         eta: maximum staleness: a group is trained in a buffer ``b <= v_traj + eta``.
         batch_size: groups in a training batch (B).
         group_size: trajectories of one prompt in a group (G); 1 is plain trajectories.
-        buffer_slots: slots of a buffer (S >= B), more for over-sampling; left out, ``batch_size``.
-        group_candidates: candidates generated for a group (G' >= G), more for over-sampling; left out,
+        buffer_slots: slots of a buffer (S >= B), more for over-sampling; default: ``batch_size``.
+        group_candidates: candidates generated for a group (G' >= G), more for over-sampling; default:
             ``group_size``.
-        prompts: prompts in the data set; ``roq init`` counts them. Left out in Python, ordinals are endless.
-        epochs: passes over the data set; None (in Python) repeats it for ever.
-        total_steps: end the run after so many updates; left out, when the prompts are used up.
-        lease_s: a worker that is silent for so long loses its claims.
+        prompts: prompts in the data set; ``roq init`` counts them. In Python, the default is no limit.
+        epochs: passes over the data set; None (in Python) repeats it forever.
+        total_steps: end the run after this many updates; default: when the prompts are used up.
+        lease_s: a worker that is silent for this long loses its claims.
         max_attempts: failed attempts at one member (its reward or engine failed, or its worker died; a
-            hand-back is none) before its prompt is dead-lettered; also drops of one prompt.
+            release does not count) before its prompt is dead-lettered; also the limit of drops of one prompt.
         on_drop: what happens to a dropped prompt.
         filter_zero_variance: drop finished groups whose rewards are all equal (dynamic sampling).
         post_process: ``module:function`` that a worker runs over every finished group before it is placed
-            (roq/postprocess.py says how it is called); left out, it is placed at once.
-        stuck_timeout_s: drop the nearest buffer's unfinished groups when the trainer has waited so long for
-            them alone; left out, never.
-        max_inflight: cap on trajectories leased out at once over all workers.
+            (roq/postprocess.py defines its signature); default: none, groups are placed at once.
+        stuck_timeout_s: drop the nearest buffer's unfinished groups once the trainer has waited this long for
+            only them; default: never.
+        max_inflight: most trajectories in flight, over all workers.
         max_payload_bytes: admission stops while this much trajectory data is in Redis.
         max_trajectory_bytes: a larger trajectory or prefix is refused.
-        event_log: events kept in the run's stream; ``roq audit`` needs all of a run's.
+        event_log: events to keep in the run's stream; ``roq audit`` needs the complete history.
     """
 
     eta: Annotated[int, Meta(ge=0, le=100)]
@@ -104,10 +104,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("filter_zero_variance needs group_size >= 2: one trajectory has no variance")
 
     def checked(self) -> RunConfig:
-        """This configuration, every value checked: one built in Python is not, until it is used.
+        """This configuration with every value checked, which Python's constructor does not do.
 
         Raises:
-            ConfigError: names the value that cannot be.
+            ConfigError: a value is invalid; the message names it.
         """
         try:
             return msgspec.convert(msgspec.structs.asdict(self), RunConfig)
@@ -131,11 +131,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Attributes:
         name: letters, digits, ".", "_" or "-", at most 64; part of every key in Redis.
         dir: folder of weights, checkpoints, logs and the embedded server's data.
-        seed: of the prompts' order, of sampling and of the trainer.
-        weights: where published weights go, if not into ``dir``: another folder that all workers see, or the
-            URL of an object store, such as ``s3://bucket/prefix`` (docs/deploy.md).
-        transfer: how workers get new weights: "files" reads them from where they are; "nccl" (between GPUs)
-            and "gloo" (between CPUs) receive them from the trainer's host, and read files when that fails.
+        seed: seed of the prompt order, of sampling and of the trainer.
+        weights: location of published weights, if not in ``dir``: another folder that all workers can read,
+            or the URL of an object store, such as ``s3://bucket/prefix`` (docs/deploy.md).
+        transfer: how workers get new weights: "files" reads them from their location; "nccl" (between GPUs)
+            and "gloo" (between CPUs) receive them from the trainer's host, and read files if that fails.
     """
 
     name: str
@@ -153,7 +153,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError("weights must name a folder or an object store")
         if self.weights is not None and re.match(r"\w[\w.+-]*://([^/]*@|.*\?)", self.weights):
             raise ValueError(
-                "weights must hold no user, password or query: the job is stored in Redis for all to read; "
+                "weights must not contain a user, password or query: all users can read the job in Redis; "
                 "the store's driver takes credentials from its environment"
             )
 
@@ -162,7 +162,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """``[redis]``: the server.
 
     Attributes:
-        url: where it is; without it ``roq up`` starts its own in the run's folder.
+        url: its URL; default: ``roq up`` starts an embedded server in the run's folder.
     """
 
     url: str | None = None
@@ -173,7 +173,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Attributes:
         path: a Hugging Face folder or hub name.
-        dtype: of the weights, in both engines.
+        dtype: data type of the weights, in the trainer and in vLLM.
     """
 
     path: str
@@ -184,15 +184,15 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """``[data]``: prompts from a file or from a reasoning-gym data set.
 
     Attributes:
-        file: JSONL or parquet with a prompt and an answer per row; this or ``dataset``.
+        file: JSONL or parquet with a prompt and an answer per row; give this or ``dataset``.
         dataset: the name of a reasoning-gym data set.
-        size: its items.
-        seed: what they are made from.
-        settings: its own settings.
+        size: number of generated items of ``dataset``.
+        seed: generator seed of ``dataset``.
+        settings: further settings of ``dataset``, passed to reasoning-gym.
         prompt_field: the field of ``file`` that holds the question.
         answer_field: the field that holds the answer.
-        template: how the prompt text is made from the question; must hold ``{prompt}``.
-        chat: apply the tokenizer's chat template to it as one user turn.
+        template: the prompt text; must contain ``{prompt}``, which stands for the question.
+        chat: apply the tokenizer's chat template to the prompt text, as one user turn.
         shuffle: shuffle every epoch by (run seed, epoch).
         max_prompt_tokens: longer prompts are refused before the run is created, and by workers.
     """
@@ -213,7 +213,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if (self.file is None) == (self.dataset is None):
             raise ValueError('give either file = "…jsonl" or dataset = "…" (a reasoning-gym name)')
         if "{prompt}" not in self.template:
-            raise ValueError(f"template = {self.template!r} must hold {{prompt}}")
+            raise ValueError(f"template = {self.template!r} must contain {{prompt}}")
 
 
 class Reward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -221,9 +221,9 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         function: ``module:function``, called as ``function(item, response)``; returns a float.
-        timeout_s: a call that raises or takes longer fails the attempt; it is not a reward of 0. Holds for
-            ``protocol.post_process`` too.
-        processes: processes of its own that each worker runs it in; as many run ``protocol.post_process``.
+        timeout_s: a call that raises or takes longer fails the attempt; it is not a reward of 0. Also applies
+            to ``protocol.post_process``.
+        processes: processes per worker that run the function; as many more run ``protocol.post_process``.
     """
 
     function: str = "roq.rewards:reasoning_gym"
@@ -236,21 +236,21 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[rollout]``: what each vLLM worker does.
+    """``[rollout]``: the vLLM workers.
 
     Attributes:
         workers: worker processes that ``roq up`` starts.
-        max_concurrency: trajectories that one engine runs at once.
+        max_concurrency: trajectories that one engine generates at once.
         max_tokens: longest response, in tokens.
-        temperature: sampling temperature; log-probs are taken after it.
-        top_p, top_k: leave at 1.0 and 0. Anything else biases the log-probs.
-        allow_truncated_sampling: allow it all the same.
-        stop: strings that end a response, beside the tokenizer's end token.
-        partial_rollout: new weights are loaded under what is in flight, which goes on with them. False ends
-            it first: no response is of two versions, and a worker idles until its longest one is done.
-        kv_on_swap: after new weights, "recompute" the KV cache of what is in flight, or "keep" the old.
-        save_prefix_every_s: how often long responses save their tokens so far; left out, only at a detach.
-        shutdown_s: how long a worker may take to hand its work back after SIGTERM.
+        temperature: sampling temperature; log-probs are taken after it is applied.
+        top_p, top_k: keep at 1.0 and 0; other values bias the log-probs.
+        allow_truncated_sampling: permit other values of ``top_p`` and ``top_k`` anyway.
+        stop: strings that end a response, in addition to the tokenizer's end token.
+        partial_rollout: load new weights during generation; responses in flight continue with them. False
+            finishes them first: no response mixes versions, but a worker idles until its longest one is done.
+        kv_on_swap: with new weights, "recompute" the KV cache of responses in flight, or "keep" it.
+        save_prefix_every_s: how often long responses save their tokens so far; default: only when released.
+        shutdown_s: how long a worker may take to release its work after SIGTERM.
         engine: further vLLM engine arguments, passed on unchanged.
     """
 
@@ -288,15 +288,15 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         adam_beta1, adam_beta2: Adam's decay rates.
         grad_clip: largest norm of the gradient; 0 does not clip.
         clip_low, clip_high: PPO ratio clip, ``1 - clip_low`` to ``1 + clip_high``.
-        importance_cap: truncation of the trainer/engine importance weight (truncated importance sampling).
+        importance_cap: upper bound of the trainer/engine importance weight (truncated importance sampling).
         normalize_advantage: divide a group's advantages by the standard deviation of its rewards.
         micro_batch_size: sequences in one forward pass.
         max_seq_tokens: longest prompt + response that the trainer accepts.
         checkpoint_every: updates between checkpoints.
-        keep_checkpoints: complete checkpoints kept on disk.
-        keep_weights: newest published weights kept even if no worker needs them.
-        worker_timeout_s: exit with an error when no live worker was seen for so long.
-        progress_timeout_s: exit with an error when the awaited batch made no progress for so long.
+        keep_checkpoints: complete checkpoints to keep on disk.
+        keep_weights: newest published weights to keep even if no worker needs them.
+        worker_timeout_s: exit with an error if no worker is alive for this long.
+        progress_timeout_s: exit with an error if the awaited batch makes no progress for this long.
     """
 
     tensor_parallel: Positive = 1
@@ -321,12 +321,12 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def ranks(self) -> int:
-        """Training processes in all."""
+        """The total number of training processes."""
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
 
 class Wandb(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[logging] wandb``: where Weights & Biases keeps the run; see :class:`Logging`."""
+    """``[logging] wandb``: the run in Weights & Biases; see :class:`Logging`."""
 
     project: str
     mode: Literal["online", "offline"] = "online"
@@ -337,13 +337,13 @@ class Wandb(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Logging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[logging]``: where the trainer's figures go beside ``metrics.jsonl`` in the run's folder.
+    """``[logging]``: where the trainer's metrics go, in addition to ``metrics.jsonl`` in the run's folder.
 
     Attributes:
         tensorboard: write event files into ``tensorboard/`` of the run's folder.
-        wandb: log to Weights & Biases: a table with ``project``, and if need be ``mode`` ("offline" writes
+        wandb: log to Weights & Biases: a table with ``project`` and, optionally, ``mode`` ("offline" writes
             into ``wandb/`` of the run's folder, for ``wandb sync``), ``entity``, ``group``, ``name``
-            (default: the run's) and ``tags``. It logs in as its library does (``WANDB_API_KEY``).
+            (default: the run's) and ``tags``. The wandb library finds the login (``WANDB_API_KEY``).
     """
 
     tensorboard: bool = False
@@ -351,7 +351,7 @@ class Logging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file. Paths in it are taken relative to the file and made absolute by :func:`load_job`."""
+    """The whole file. Paths in it are relative to the file; :func:`load_job` makes them absolute."""
 
     run: Run
     protocol: RunConfig
@@ -387,11 +387,11 @@ def _refuse_unknown(path: Path, table: Iterable[object], valid: tuple[str, ...],
 
 def _absolute(base: Path, value: str, name: str) -> str:
     if not value or "\0" in value:
-        raise ConfigError(f"{name} = {value!r} cannot be a path")
+        raise ConfigError(f"{name} = {value!r} is not a valid path")
     try:
         path = Path(value).expanduser()
         return str(path if path.is_absolute() else (base / path).resolve())
-    except (OSError, RuntimeError) as error:  # a loop of links; a home of nobody
+    except (OSError, RuntimeError) as error:  # a symlink loop; the home of an unknown user
         raise ConfigError(f"{name} = {value!r}: {error}") from None
 
 
@@ -399,14 +399,14 @@ def load_job(path: str | Path) -> Job:
     """Read and check a job file.
 
     Raises:
-        ConfigError: the file is missing, is not TOML, or holds a key or value that cannot work.
+        ConfigError: the file is missing or not TOML, or a key or value in it is invalid.
     """
     path = Path(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    except (OSError, ValueError) as error:  # not there, not text, no path at all
+    except (OSError, ValueError) as error:  # missing, not text, or an invalid path
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply") from None
@@ -442,7 +442,7 @@ def load_job(path: str | Path) -> Job:
 
 
 def _plain(message: str) -> str:
-    """msgspec's message with its JSON path written as a TOML key, and the choices where there are some."""
+    """msgspec's message with its JSON path written as a TOML key, and the choices if there are any."""
     match = re.fullmatch(r"(.*) - at `\$\.?(.*)`", message)
     if not match or not match[2]:
         return message.removesuffix(" - at `$`")
@@ -453,7 +453,7 @@ def _plain(message: str) -> str:
 
 
 def _choices(key: str) -> tuple[str, ...]:
-    """Of ``section.key``, or of a key of :class:`RunConfig`."""
+    """The legal values of ``section.key``, or of a key of :class:`RunConfig`."""
     kind: Any = Job if "." in key else RunConfig
     for name in key.split("."):
         kind = get_type_hints(kind)[name]

@@ -1,10 +1,10 @@
 """Post-processing of finished groups, before they are placed in a batch.
 
 ``[protocol] post_process = "module:function"`` names a function that a worker runs once over every group
-whose members are all in, in a process of its own. It takes the data row (a dict, see :mod:`roq.job.prompts`)
-and the members, and returns a :class:`Verdict`, or None to keep the group as it is. A call that raises or
-exceeds ``reward.timeout_s`` has failed; it is tried again, ``max_attempts`` times in all, and then the prompt
-is dead-lettered with the error. If the worker dies, another one does it.
+whose members are all complete, in a separate process. It takes the data row (a dict, see
+:mod:`roq.job.prompts`) and the members, and returns a :class:`Verdict`, or None to keep the group unchanged.
+A call that raises or exceeds ``reward.timeout_s`` has failed; it is retried, up to ``max_attempts`` attempts
+in total, and then the prompt is dead-lettered with the error. If the worker dies, another one takes over.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One finished trajectory of a group.
 
     Attributes:
-        response: its text. tokens: its token ids, T of them. logprobs: the engine's, T of them, in nats.
+        response: its text.
+        tokens: its T token ids.
+        logprobs: the engine's T log-probs, in nats.
         segments: (weights version, token count) spans; the counts add up to T.
-        reward: what the reward function gave. finish_reason: "stop" or "length".
+        reward: the reward function's result.
+        finish_reason: "stop" or "length".
     """
 
     response: str
@@ -36,11 +39,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of a group.
+    """The result of a group's post-processing.
 
     Attributes:
-        keep: False takes it out of the run (it counts as filtered); its place is free at once.
-        reason: why it is filtered, for people.
+        keep: False filters the group; its slot is free at once.
+        reason: why it is filtered, human-readable.
         advantages: one for each member, in order; None leaves them to the trainer (``reward - mean``).
     """
 
@@ -55,7 +58,7 @@ PostProcessor = Callable[[dict[str, Any], list[Member]], "Verdict | None"]
 def grpo(_item: dict[str, Any], members: list[Member]) -> Verdict:
     """Reward minus the group's mean, over its sample standard deviation plus 1e-6.
 
-    DeepSeekMath (GRPO), arXiv 2402.03300, section 4.1. What the trainer does too, if nobody else did.
+    DeepSeekMath (GRPO), arXiv 2402.03300, section 4.1. The trainer does the same by default.
     """
     rewards = [member.reward for member in members]
     mean = statistics.fmean(rewards)

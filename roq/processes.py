@@ -1,7 +1,7 @@
-"""Detached processes that can be found again: started in their own session, known by pid and start time.
+"""Detached processes that can be found again: started in their own session, identified by pid and start time.
 
-A pid alone may have been given to another program since, so a record also holds when the process
-started; a process is only ever signalled while both match.
+The system may have given the pid to another program, so a record also holds the process's start time; a
+process is only signalled while both match.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ __all__ = [
     "write_records",
 ]
 
-KILL_S = 5.0  # a killed process is gone at once, unless the kernel is busy with it
+KILL_S = 5.0  # a killed process is gone at once, unless it is in a system call
 _PR_SET_PDEATHSIG = 1
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that was started: its name, pid, the mark of when it started, its command and log file."""
+    """A started process: its name, pid, start mark (:func:`start_mark`), command and log file."""
 
     name: str
     pid: int
@@ -58,26 +58,26 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alive(self) -> bool:
-        """Whether this very process (not a later one with its pid) still runs."""
+        """True if this process, not a later one with its pid, is running."""
         return start_mark(self.pid) == self.mark
 
 
 def unique_name(prefix: str = "") -> str:
-    """``prefix``, host, pid and chance: a name that no other start of a process has, for use in keys.
+    """A name unique to this start of a process, for use in keys: ``prefix``, host, pid and random digits.
 
     Raises:
-        ConfigError: the prefix holds what a name must not.
+        ConfigError: the prefix contains an illegal character or is too long.
     """
     if not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]{0,31})?", prefix):
         raise ConfigError(
-            f"a name's prefix must be letters, digits, '.', '_' or '-', at most 32, not {prefix[:80]!r}"
+            f"prefix {prefix[:80]!r} of a name must be letters, digits, '.', '_' or '-', at most 32"
         )
     host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())[:64].strip("-.") or "host"
     return f"{prefix}{host}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def start_mark(pid: int) -> str | None:
-    """When the process ``pid`` started, as text to compare; None when there is none or it is a zombie."""
+    """The start time of process ``pid``, as text to compare; None if it does not exist or is a zombie."""
     if not sys.platform.startswith("linux"):
         found = subprocess.run(
             ["ps", "-o", "state=,lstart=", "-p", str(pid)],
@@ -93,14 +93,14 @@ def start_mark(pid: int) -> str | None:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return None
-    fields = stat[stat.rindex(")") + 2 :].split()  # the program's name, before it, may hold anything
+    fields = stat[stat.rindex(")") + 2 :].split()  # the program's name, before it, may contain anything
     return None if fields[0] in "ZX" else f"{boot[:8]}-{fields[19]}"
 
 
 def spawn(
     name: str, command: Sequence[str], log: Path, env: Mapping[str, str]
 ) -> tuple[Record, subprocess.Popen[bytes]]:
-    """Start ``command`` in a session of its own, its output appended to ``log``.
+    """Start ``command`` in a new session and append its output to ``log``.
 
     It outlives this process and its terminal. Keep the Popen for :func:`exit_code`.
     """
@@ -120,9 +120,9 @@ def spawn(
 
 
 def exit_code(child: subprocess.Popen[bytes]) -> int | None:
-    """The child's exit code, None while it runs. What is left of its process group is killed.
+    """The child's exit code, None while it runs. The rest of its process group is killed.
 
-    The group is signalled before the child is reaped: until then its number cannot belong to others.
+    The group is signalled before the child is reaped: until then no other group can have its number.
     """
     if child.returncode is not None:
         return child.returncode
@@ -133,7 +133,7 @@ def exit_code(child: subprocess.Popen[bytes]) -> int | None:
 
 
 def send(record: Record, number: signal.Signals) -> bool:
-    """Signal the recorded process if it still runs; says whether it did."""
+    """Signal the recorded process; returns False if it no longer runs."""
     if not record.alive:
         return False
     try:
@@ -144,7 +144,7 @@ def send(record: Record, number: signal.Signals) -> bool:
 
 
 def finish(record: Record) -> None:
-    """Kill the recorded process, if it still runs, with everything in its process group."""
+    """Kill the recorded process, if it is running, with its whole process group."""
     if not record.alive:
         return
     _signal_group(record.pid, signal.SIGKILL)
@@ -160,9 +160,9 @@ def stop(
     poll: Callable[[], object] = lambda: None,
     hurry: Callable[[], bool] = lambda: False,
 ) -> list[Record]:
-    """SIGTERM all of them, wait at most ``wait_s`` for them to end, kill the rest; returns those killed.
+    """Send SIGTERM to all, wait at most ``wait_s`` for them to end, kill the rest; returns those killed.
 
-    ``poll`` is called while waiting (to reap children); ``hurry`` may end the wait early.
+    ``poll`` is called while waiting (to reap children); the wait ends early when ``hurry`` returns True.
     """
     for record in records:
         send(record, signal.SIGTERM)
@@ -184,7 +184,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def read_records(path: Path) -> dict[str, Record]:
-    """The records in a pids file by name; empty when there is none."""
+    """The records in a pids file by name; empty if there is no file."""
     try:
         return {record.name: record for record in msgspec.json.decode(path.read_bytes(), type=list[Record])}
     except (FileNotFoundError, msgspec.DecodeError):
@@ -192,7 +192,7 @@ def read_records(path: Path) -> dict[str, Record]:
 
 
 def write_records(path: Path, records: Mapping[str, Record]) -> None:
-    """Replace the pids file; a reader sees the old or the new one, never a part."""
+    """Replace the pids file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.write_bytes(msgspec.json.format(msgspec.json.encode(list(records.values())), indent=1))
@@ -212,35 +212,34 @@ def tail(path: str | Path, lines: int = 5, limit: int = 16384) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------------------
-# Processes that end with the one that started them, even when it is killed with -9
+# Processes that end with the one that started them, even if that is killed with SIGKILL
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process with its parent's starting thread; elsewhere :func:`watch_parent`.
+    """Ask Linux to kill this process when the thread that started it ends; elsewhere :func:`watch_parent`.
 
-    Works even while this process holds the GIL. Only for children that the main thread starts: the
-    signal comes when that thread ends.
+    Works even while this process holds the GIL. Use it only for children that the main thread starts.
     """
     parent = os.getppid()
     if not sys.platform.startswith("linux"):
         watch_parent()
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # it died before prctl
         os._exit(1)
 
 
 def watch_parent(every_s: float = 1.0) -> None:
-    """End this process soon after its parent is gone, whichever thread of it started us."""
+    """End this process soon after its parent is gone, regardless of the thread that started it."""
     parent = os.getppid()
     _end_unless(lambda: os.getppid() == parent, every_s)
 
 
 def end_with(pid: int, mark: str, every_s: float = 1.0) -> None:
-    """End this process soon after another one, not its parent, is gone.
+    """End this process soon after another process, not its parent, is gone.
 
     Args:
-        pid, mark: the process, and when it started (:func:`start_mark`).
+        pid, mark: the other process, and its start mark (:func:`start_mark`).
     """
     _end_unless(lambda: start_mark(pid) == mark, every_s)
 

@@ -1,8 +1,8 @@
-"""Reward functions, and how a configuration names one.
+"""Reward functions, and loading the one that a configuration names.
 
 A reward function takes the data row (a dict, see :mod:`roq.job.prompts`) and the response text, and
-returns a float. It runs in a process of its own; raising there fails the attempt and is never
-trained as a reward of 0. So a wrong answer returns 0.0, and what cannot be judged raises.
+returns a float. It runs in a separate process; raising there fails the attempt and is never
+trained as a reward of 0. So return 0.0 for a wrong answer, and raise if scoring is impossible.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 def exact_match(item: dict[str, Any], response: str) -> float:
     """1.0 if the response is the answer, else 0.0.
 
-    The response counts from its last ``<answer>…</answer>`` if it has one, as a whole otherwise;
-    white space around it is ignored.
+    Only the text in the last ``<answer>…</answer>`` of the response counts, or all of it if there is none;
+    surrounding white space is ignored.
 
     >>> exact_match({"answer": 42}, "6 * 7 is <answer> 42 </answer>")
     1.0
@@ -38,19 +38,19 @@ def exact_match(item: dict[str, Any], response: str) -> float:
 
 
 def reasoning_gym(item: dict[str, Any], response: str) -> float:
-    """The score that the data set's own ``score_answer`` gives, usually between 0 and 1.
+    """The score from the data set's ``score_answer``, usually between 0 and 1.
 
-    The response counts as in :func:`exact_match`.
+    The answer is extracted as in :func:`exact_match`.
 
     Raises:
-        ConfigError: the row was not made by reasoning-gym.
+        ConfigError: the row does not come from reasoning-gym.
     """
     if "dataset" not in item or "row" not in item:
         raise ConfigError(
             "roq.rewards:reasoning_gym scores rows of a reasoning-gym data set only; "
-            "for rows from a file use roq.rewards:exact_match or a function of your own"
+            "for rows from a file use roq.rewards:exact_match or your own function"
         )
-    # The entry is made again, not taken from the row: what a scorer needs of it may have no form in JSON.
+    # The entry is generated again, not taken from the row: a scorer may need parts that JSON cannot hold.
     settings = json.dumps(item["settings"], sort_keys=True)
     dataset = _dataset(item["dataset"], settings)
     return float(dataset.score_answer(_final(response), _entry(item["dataset"], settings, item["row"])))
@@ -63,7 +63,7 @@ def _final(response: str) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _dataset(name: str, settings: str) -> Any:
-    # With the run's own settings: some scorers depend on them (e.g. a number of decimals).
+    # With the run's settings: some scorers depend on them (such as the number of decimals).
     factory = importlib.import_module("reasoning_gym").factory
     return factory.create_dataset(name, **json.loads(settings))
 
@@ -74,13 +74,14 @@ def _entry(name: str, settings: str, row: int) -> dict[str, Any]:
 
 
 def load_function(name: str, setting: str = "reward.function") -> Callable[..., Any]:
-    """The function that ``module:function`` names; modules beside the current directory count too.
+    """The function that ``module:function`` names; modules in the current directory can be imported too.
 
     Args:
-        name: ``module:function``. setting: the setting that it stands in, for messages.
+        name: ``module:function``.
+        setting: the setting that contains the name, for messages.
 
     Raises:
-        ConfigError: the module cannot be imported, or holds no such function.
+        ConfigError: the module cannot be imported, or has no such function.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:

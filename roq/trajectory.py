@@ -1,12 +1,12 @@
-"""A response and how it came to be: what a worker hands in and the trainer reads.
+"""The payload that a worker sends and the trainer reads: a response, its log-probs and its weights versions.
 
 The fields of a payload are declared once, as the fields of :class:`Response` and :class:`Trajectory`;
 encoding, decoding and the checks follow from their types. A reader ignores fields that it does not know, and
-a payload without a field gets the field's default, so a new field needs one.
+a payload without a field gets the field's default, so a new field needs a default.
 
-Values are checked where they are made. Decoding checks only that the fields fit together.
+Constructors check the values. Decoding checks only that the fields are consistent.
 
-Free of numpy, so that the core installs without it. ``torch.frombuffer(t.tokens, dtype=torch.int32)`` and
+The core does not depend on numpy. ``torch.frombuffer(t.tokens, dtype=torch.int32)`` and
 ``numpy.frombuffer(t.tokens, "int32")`` read a column without a copy.
 """
 
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
 else:
 
     class _Array(array):
-        __class_getitem__ = classmethod(GenericAlias)  # array itself has none before Python 3.12
+        __class_getitem__ = classmethod(GenericAlias)  # array has none before Python 3.12
 
 
 class Column(_Array[T]):
     """A field that is an array of little-endian numbers, one for each token.
 
-    A subclass names their type and says which values are legal. ``fill`` is the value of every token where
-    the field is missing; None where it may not be.
+    A subclass names their type and checks the values. ``fill`` is the value for every token if the field is
+    missing; None if the field is required.
     """
 
     dtype: ClassVar[str]  # a type code of the module array
-    per_token: ClassVar[bool] = True  # of the response; False for a column with a length of its own
+    per_token: ClassVar[bool] = True  # of the response; False for a column of another length
     fill: ClassVar[float | None] = None
 
     def __new__(cls, values: Iterable[T] = ()) -> Self:
         """Make a column of checked values.
 
         Raises:
-            InvalidTrajectory: a value is of another type, or not legal.
+            InvalidTrajectory: a value has the wrong type, or is not legal.
         """
         try:
             data = values if isinstance(values, array) else cls._pack(values)
@@ -71,13 +71,13 @@ class Column(_Array[T]):
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Self:
-        """The column that ``data`` holds, its values unchecked."""
+        """A column from bytes, without checking the values."""
         column = super().__new__(cls, cls.dtype)
         column.frombytes(data)
         return column
 
     def check(self) -> None:
-        """Raise InvalidTrajectory for a value that is not legal. Runs at C speed: responses are long."""
+        """Raise InvalidTrajectory for an illegal value. Must run at C speed: responses are long."""
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         return self.of_bytes, (self.tobytes(),)
@@ -94,7 +94,7 @@ class TokenIds(Column[int]):
 
 
 class PromptIds(TokenIds):
-    """As many as the prompt has."""
+    """The token ids of a prompt."""
 
     per_token = False
 
@@ -103,7 +103,7 @@ class LogProbs(Column[float]):
     """float32, in nats; finite, and at most 0 up to rounding."""
 
     dtype = "f"
-    # Highest bytes (the sign and most of the exponent) of numbers that are certainly finite and below 5e-4.
+    # High bytes (the sign and most of the exponent) of numbers that are certainly finite and below 5e-4.
     _legal = bytes([*range(0x3A), *range(0x80, 0xFF)])
 
     def check(self) -> None:
@@ -115,7 +115,7 @@ class LogProbs(Column[float]):
 
 @dataclass(init=False, repr=False)
 class Response:
-    """The tokens of a response, or of the part of it that exists so far.
+    """The tokens of a response, complete or so far.
 
     Attributes:
         tokens: token ids, int32, shape [T].
@@ -124,7 +124,7 @@ class Response:
         segments: ``(version, count)`` spans in order; versions never fall, counts add up to T.
 
     Raises:
-        InvalidTrajectory: when the fields do not fit together.
+        InvalidTrajectory: the fields are inconsistent.
     """
 
     tokens: TokenIds
@@ -150,7 +150,7 @@ class Response:
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """Check that the fields fit together; decoding does this too."""
+        """Check that the fields are consistent; decoding does this too."""
         length = len(self.tokens)
         for name, kind in _columns(type(self)).items():
             column: Column[Any] = getattr(self, name)
@@ -159,7 +159,7 @@ class Response:
             if len(column) != length:
                 raise InvalidTrajectory(f"{length} tokens but {len(column)} {name}; each token needs one")
         if any(count <= 0 or not 0 <= version < _LARGEST for version, count in self.segments):
-            raise InvalidTrajectory(f"segments {self.segments} hold an impossible version or an empty span")
+            raise InvalidTrajectory(f"segments {self.segments} contain an invalid version or an empty span")
         versions = [version for version, _ in self.segments]
         if versions != sorted(versions):
             raise InvalidTrajectory(f"segment versions {versions} fall; weights versions only rise")
@@ -168,10 +168,10 @@ class Response:
             raise InvalidTrajectory(f"segments cover {total} tokens but there are {length}")
 
     def extend(self, more: Response) -> None:
-        """Append what was generated next; neighbouring spans of one version become one.
+        """Append the tokens generated next; adjacent spans of one version are merged.
 
         Raises:
-            InvalidTrajectory: ``more`` is of an older version than what is here.
+            InvalidTrajectory: ``more`` starts with an older version than this response ends with.
         """
         if self.segments and more.segments and more.segments[0][0] < self.segments[-1][0]:
             raise InvalidTrajectory(f"version {more.segments[0][0]} follows version {self.segments[-1][0]}")
@@ -184,16 +184,16 @@ class Response:
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest weights version in it; None while it is empty."""
+        """The oldest weights version in it; None if it is empty."""
         return self.segments[0][0] if self.segments else None
 
     @property
     def newest_version(self) -> int | None:
-        """The newest weights version in it; None while it is empty."""
+        """The newest weights version in it; None if it is empty."""
         return self.segments[-1][0] if self.segments else None
 
     def encode(self) -> bytes:
-        """As a msgpack map of the fields; columns are little-endian bytes."""
+        """Encode as a msgpack map of the fields; columns are little-endian bytes."""
         return _encoder.encode(self)
 
     @classmethod
@@ -201,7 +201,7 @@ class Response:
         """The inverse of :meth:`encode`.
 
         Raises:
-            InvalidTrajectory: ``data`` is something else.
+            InvalidTrajectory: ``data`` is not an encoded payload of this class.
         """
         try:
             return _decoder(cls).decode(data)
@@ -224,10 +224,10 @@ class Trajectory(Response):
         reward: the scalar reward; finite.
         finish_reason: why generation ended: ``"stop"`` or ``"length"``.
 
-    The other attributes are those of :class:`Response`; ``tokens`` holds the response only.
+    The other attributes are those of :class:`Response`; ``tokens`` holds only the response.
 
     Raises:
-        InvalidTrajectory: when the fields do not fit together.
+        InvalidTrajectory: the fields are inconsistent.
     """
 
     prompt: PromptIds
@@ -261,7 +261,7 @@ class Trajectory(Response):
         if not self.tokens:
             raise InvalidTrajectory("the response is empty; release the claim instead of completing it")
         if not math.isfinite(self.reward):
-            raise InvalidTrajectory(f"the reward is {self.reward}; a failed rollout is released, not scored")
+            raise InvalidTrajectory(f"the reward is {self.reward}; it must be finite: fail the claim instead")
 
 
 @cache
