@@ -1,7 +1,7 @@
 """The command line: ``roq COMMAND``.
 
-Exit codes: 0 done; 1 failed, or ``roq verify`` found something; 2 the input cannot work and nothing
-was changed; 130 and 143 ``roq up`` was told to stop.
+Exit codes: 0 success; 1 failure, or a check found a problem; 2 invalid input, nothing was changed;
+130 and 143 ``roq up`` was stopped by SIGINT or SIGTERM.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["main"]
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="roq", message="%(version)s")
 def main() -> None:
-    """Asynchronous RL post-training, scheduled inside Redis.
+    """Schedule asynchronous RL post-training inside Redis.
 
-    Commands find a run by its job file (CONFIG), or by --redis and --run.
+    Commands identify a run by its job file (CONFIG), or by --redis and --run.
     """
     log = logging.getLogger("roq")
     if not any(isinstance(handler, EchoLog) for handler in log.handlers):

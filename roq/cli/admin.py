@@ -1,4 +1,4 @@
-"""Commands for who runs the server: acl, doctor, export, import."""
+"""Administration commands: acl, doctor, export, import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from click.core import ParameterSource
 from roq.admin.acl import acl_file, setuser_commands
 from roq.admin.backup import Backup, export_run, import_run, read_header
 from roq.admin.doctor import Finding, examine
-from roq.cli.common import Target, as_json, echo_json, notice, target
+from roq.cli.common import (
+    Target,
+    as_json,
+    echo_json,
+    notice,
+    redis_option,
+    run_option,
+    target,
+    wait_option,
+)
 from roq.config import load_job
 from roq.errors import ConfigError, RoqError
 from roq.protocol.functions import ROLES
@@ -28,29 +37,29 @@ SIGNS = {"ok": "✓", "warning": "!", "failed": "✗"}
     "runs",
     multiple=True,
     required=True,
-    help="A run that the users are for; may be given again. * in it stands for any text.",
+    help="Run that the users can access; repeatable. * matches any text.",
 )
 @click.option(
     "--role",
     "roles",
     multiple=True,
     type=click.Choice(list(ROLES)),
-    help="Only this role; may be given again. Without it: all but owner.",
+    help="Role to create a user for; repeatable. Default: all except owner.",
 )
 @click.option(
     "--passwords",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder with a file ROLE for each role's password; missing ones are made. "
-    "Without it nobody can log in until a password is set.",
+    help="Folder with one password file per role, named ROLE; missing files are created. "
+    "Default: no passwords, and no logins until they are set.",
 )
-@click.option("--prefix", default="roq-", show_default=True, help="Put before the role in a user's name.")
+@click.option("--prefix", default="roq-", show_default=True, help="User name prefix, before the role.")
 @click.option(
     "--file",
     "as_file",
     is_flag=True,
-    help="Lines for the server's aclfile, not commands for redis-cli; they switch the user default off.",
+    help="Print lines for the server's aclfile instead of redis-cli commands; disables the user default.",
 )
-@click.option("--keep-default", is_flag=True, help="With --file: leave the user default out of it.")
+@click.option("--keep-default", is_flag=True, help="With --file: do not change the user default.")
 def acl(
     runs: tuple[str, ...],
     roles: tuple[str, ...],
@@ -59,17 +68,18 @@ def acl(
     as_file: bool,
     keep_default: bool,
 ) -> None:
-    """Print users with the least rights that each role needs: `roq acl --run NAME | redis-cli`.
+    """Print least-privilege ACL users, one per role.
 
-    A worker cannot publish, the board cannot write, nobody can FLUSHALL, EVAL, CONFIG or KEYS. Passwords are
-    printed as SHA-256 only. Make the rules anew when roq is upgraded.
+    Load them with `roq acl --run NAME | redis-cli`. A worker cannot publish, the board cannot write, and no
+    user can run FLUSHALL, EVAL, CONFIG or KEYS. Passwords are printed as SHA-256 hashes. Regenerate the
+    users after upgrading roq.
     """
     chosen = roles or tuple(role for role in ROLES if role != "owner")
     if as_file:
         lines = acl_file(chosen, runs, prefix, passwords, close_default=not keep_default)
     else:
         lines = setuser_commands(chosen, runs, prefix, passwords)
-        notice("the user default stays as it is: once all use these users, run ACL SETUSER default off")
+        notice("the user default is unchanged; run ACL SETUSER default off once all clients use these users")
     for line in lines:
         click.echo(line)
 
@@ -80,14 +90,14 @@ def acl(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    help="The file to write, such as demo.roq; it must not exist.",
+    help="File to write, such as demo.roq; must not exist.",
 )
 @as_json
 def export_(target: Target, out: Path, json_: bool) -> None:
-    """Back a run up into one file; the run may go on meanwhile.
+    """Back up a run to a file, even while it runs.
 
-    The file holds all that Redis has of the run, in a form that any server takes. Weights and checkpoints
-    are files already: back them up beside it.
+    The file holds the run's complete state in Redis and can be restored on any server. Weights and
+    checkpoints are not included: back up their files too.
     """
     with target.scheduler():
         done = export_run(target.url, target.run, out)
@@ -99,13 +109,14 @@ def export_(target: Target, out: Path, json_: bool) -> None:
 @click.option(
     "--redis", "url", required=True, envvar="ROQ_REDIS", show_envvar=True, help="URL of the server."
 )
-@click.option("--wait", default=60.0, show_default=True, help="Seconds to wait for a server that is away.")
+@wait_option
 @as_json
 def import_(file: Path, url: str, wait: float, json_: bool) -> None:
-    """Restore a run from FILE, as roq export wrote it, under its own name. All of it, or nothing.
+    """Restore a run from FILE, as written by `roq export`.
 
-    A run of this name that is there already is never touched. Workers and the trainer go on from where the
-    file was written; a trainer whose checkpoint is newer is told so.
+    Atomic: either everything is restored or nothing is. Never overwrites an existing run of this name.
+    Workers and the trainer continue from the state in the file; a trainer with a newer checkpoint logs a
+    warning.
     """
     run = read_header(file).run
     with Target(url, run, wait).scheduler() as scheduler:
@@ -113,7 +124,7 @@ def import_(file: Path, url: str, wait: float, json_: bool) -> None:
         problems = scheduler.verify()
     _tell(done, f"imported from {file}", json_)
     if problems:
-        raise RoqError(f"the run as imported breaks its invariants: {'; '.join(problems[:5])}")
+        raise RoqError(f"the imported run violates its invariants: {'; '.join(problems[:5])}")
 
 
 def _tell(done: Backup, what: str, json_: bool) -> None:
@@ -128,14 +139,14 @@ def _tell(done: Backup, what: str, json_: bool) -> None:
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False), required=False)
-@click.option("--redis", "url", envvar="ROQ_REDIS", show_envvar=True, help="URL of the server.")
-@click.option("--run", envvar="ROQ_RUN", show_envvar=True, help="Name of the run.")
+@redis_option
+@run_option
 @as_json
 def doctor(config: Path | None, url: str | None, run: str | None, json_: bool) -> None:
-    """Check a deployment, before a run or while it goes on; exit code 1 if something must be mended.
+    """Check a deployment, before or during a run.
 
-    Looks at the server (version, durability, eviction, memory, library, our role, clock), at the run and its
-    processes, and at the files that this host sees. ✓ good, ! mind it, ✗ mend it.
+    Checks the server (version, durability, eviction, memory, library, role, clock), the run and its
+    processes, and the files visible from this host. ✓ ok, ! warning, ✗ must be fixed (exit code 1).
     """
 
     def given(name: str) -> bool:
@@ -150,7 +161,7 @@ def doctor(config: Path | None, url: str | None, run: str | None, json_: bool) -
             if url is None and server.folder.exists():
                 url, asleep = server.url, server
     elif url is None:
-        raise ConfigError("check what? Give a job file, or --redis URL and, for a run, --run NAME")
+        raise ConfigError("nothing to check: pass a job file, or --redis URL and, for a run, --run NAME")
     findings: list[Finding] = []
     woken = asleep is not None and asleep.start()
     try:

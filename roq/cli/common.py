@@ -1,10 +1,12 @@
-"""What all commands share: finding the run, waiting for its server, errors as one plain line."""
+"""Helpers shared by all commands: find the run, wait for its server, report errors in one line."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import logging
+import signal
+import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,23 +24,30 @@ from roq.processes import report_error
 from roq.run.embedded_server import EmbeddedServer
 
 __all__ = [
+    "NO_RUN_OR_ARCHIVE",
     "Group",
     "Target",
     "as_json",
     "config_argument",
     "echo_json",
+    "exit_on_sigterm",
     "needs_extra",
     "notice",
     "optional_target",
+    "redis_option",
+    "run_option",
     "table",
     "target",
+    "wait_option",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+NO_RUN_OR_ARCHIVE = "no run given: pass a job file, --redis and --run, or an archive with --events"
+
 
 class Group(click.Group):
-    """Turns every :class:`RoqError` into one line on stderr and an exit code."""
+    """A group that reports every :class:`RoqError` as one line on stderr, with its exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -46,23 +55,23 @@ class Group(click.Group):
             return super().invoke(ctx)
         except RoqError as error:
             raise SystemExit(report_error("roq", error)) from None
-        except BrokenPipeError:  # the reader of our output has gone: click knows what to do
+        except BrokenPipeError:  # stdout was closed: click handles this
             raise
-        except OSError as error:  # a path of the user's that cannot be
+        except OSError as error:  # an unusable path from the user
             unusable = ConfigError(f"{error}; check the path and its permissions")
             raise SystemExit(report_error("roq", unusable)) from None
 
 
 def notice(text: str) -> None:
-    """A line for the person at the terminal, beside the output proper."""
+    """Print a line on stderr, separate from the command's output."""
     click.echo(text, err=True)
 
 
 def needs_extra(package: str, extra: str) -> None:
-    """Refuse a command whose optional package is not installed.
+    """Check that a command's optional package is installed.
 
     Raises:
-        ConfigError: names the extra that brings it.
+        ConfigError: it is not; names the extra to install.
     """
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"this command needs {package}: pip install '.[{extra}]'")
@@ -70,12 +79,26 @@ def needs_extra(package: str, extra: str) -> None:
 
 config_argument = click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON instead of text.")
+redis_option = click.option("--redis", "url", envvar="ROQ_REDIS", show_envvar=True, help="URL of the server.")
+run_option = click.option("--run", envvar="ROQ_RUN", show_envvar=True, help="Name of the run.")
+wait_option = click.option(
+    "--wait", default=60.0, show_default=True, help="Seconds to wait for an unreachable server."
+)
+
+
+def exit_on_sigterm() -> None:
+    """Exit with code 143 on SIGTERM, with cleanup as on Ctrl-C."""
+
+    def leave(*_signal: object) -> None:
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The run that a command is about: the server's URL and the run's name.
+    """The run that a command works on: the server's URL and the run's name.
 
-    ``asleep`` is the embedded server of a run that is over: it is woken for the command alone.
+    ``asleep`` is the embedded server of a finished run, started only for this command.
     """
 
     url: str
@@ -85,7 +108,7 @@ class Target(msgspec.Struct, frozen=True):
 
     @contextmanager
     def scheduler(self) -> Generator[Scheduler]:
-        """A client for the run, once its server answers."""
+        """Wait for the server, then return a client for the run."""
         woken = self.asleep is not None and self.asleep.start()
         try:
             wait_for_server(self.url, self.wait_s, notice)
@@ -97,25 +120,23 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def target(command: F) -> F:
-    """Give a command CONFIG, ``--redis`` and ``--run``, and pass it the :class:`Target` they name.
+    """Add CONFIG, ``--redis``, ``--run`` and ``--wait`` to a command, and pass it the :class:`Target`.
 
-    Options outrank the file, the file outranks the environment.
+    Options override the job file, which overrides environment variables.
     """
     return _targeted(command, needed=True)
 
 
 def optional_target(command: F) -> F:
-    """As :func:`target`, for a command that can do without a run: it is passed None when none is named."""
+    """Like :func:`target`, but pass None if no run is given."""
     return _targeted(command, needed=False)
 
 
 def _targeted(command: F, *, needed: bool) -> F:
     @click.argument("config", type=click.Path(path_type=Path, dir_okay=False), required=False)
-    @click.option("--redis", "url", envvar="ROQ_REDIS", show_envvar=True, help="URL of the server.")
-    @click.option("--run", envvar="ROQ_RUN", show_envvar=True, help="Name of the run.")
-    @click.option(
-        "--wait", default=60.0, show_default=True, help="Seconds to wait for a server that is away."
-    )
+    @redis_option
+    @run_option
+    @wait_option
     @click.pass_context
     @functools.wraps(command)
     def wrapped(
@@ -127,7 +148,7 @@ def _targeted(command: F, *, needed: bool) -> F:
 
         asked = any(ctx.get_parameter_source(n) is ParameterSource.COMMANDLINE for n in ("url", "run"))
         found = None
-        if needed or config or asked or (url and run):  # a lone ROQ_REDIS names no run
+        if needed or config or asked or (url and run):  # ROQ_REDIS by itself does not name a run
             found = _find(config, option("url", url), option("run", run), wait)
         return ctx.invoke(command, target=found, **rest)
 
@@ -143,11 +164,11 @@ def _find(config: Path | None, url: str | None, run: str | None, wait_s: float) 
             url = job.redis.url or server.url
             if job.redis.url is None and not server.alive:
                 if not server.folder.exists():
-                    raise UnknownRun(f"there is no run in {job.run.dir} yet; `roq up {config}` starts it")
+                    raise UnknownRun(f"no run in {job.run.dir} yet; start it with `roq up {config}`")
                 return Target(url, run, wait_s, asleep=server)
     if url is None or run is None:
         raise ConfigError(
-            "which run? Give a job file, or --redis URL and --run NAME (or ROQ_REDIS and ROQ_RUN)"
+            "no run given: pass a job file, or --redis URL and --run NAME (or set ROQ_REDIS and ROQ_RUN)"
         )
     return Target(url, run, wait_s)
 
@@ -158,7 +179,7 @@ def echo_json(value: object) -> None:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> None:
-    """Print columns; those whose place in ``right`` holds ``>`` are set to the right."""
+    """Print a table; columns marked with ``>`` in ``right`` are right-aligned."""
     text = [list(header), *[[str(cell) for cell in row] for row in rows]]
     widths = [max(len(row[i]) for row in text) for i in range(len(header))]
     for row in text:
@@ -170,7 +191,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], right: str = 
 
 
 class EchoLog(logging.Handler):
-    """roq's own warnings (a server that is waited for) as plain lines on stderr."""
+    """Print roq's log messages as plain lines on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message."""

@@ -1,4 +1,4 @@
-"""Commands that steer a run: pause, resume, drop, filter, drain, dead; and library."""
+"""Commands that control a run: pause, resume, drop, filter, drain, dead; and library."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ __all__ = ["COMMANDS"]
 
 
 which = click.option(
-    "--group", type=click.IntRange(min=0), required=True, help="The group's number, as in roq status."
+    "--group", type=click.IntRange(min=0), required=True, help="Group number, as shown by roq status."
 )
-because = click.option("--reason", default="by hand", show_default=True, help="Kept in the run's events.")
+because = click.option(
+    "--reason", default="by hand", show_default=True, help="Reason to record in the run's events."
+)
 
 
 @click.command()
@@ -25,7 +27,7 @@ because = click.option("--reason", default="by hand", show_default=True, help="K
 @because
 @as_json
 def pause(target: Target, reason: str, json_: bool) -> None:
-    """Admit no new prompts; what is admitted goes on."""
+    """Stop admitting new prompts; work in flight continues."""
     _admission(target, reason, json_, paused=True)
 
 
@@ -34,7 +36,7 @@ def pause(target: Target, reason: str, json_: bool) -> None:
 @because
 @as_json
 def resume(target: Target, reason: str, json_: bool) -> None:
-    """Admit new prompts again."""
+    """Resume admitting new prompts."""
     _admission(target, reason, json_, paused=False)
 
 
@@ -51,8 +53,8 @@ def _admission(target: Target, reason: str, json_: bool, *, paused: bool) -> Non
             scheduler.pause(reason)
         else:
             scheduler.resume(reason)
-    what = "admits no new prompts" if paused else "admits prompts"
-    _tell({"run": target.run, "paused": paused}, f"run {target.run} {what}", json_)
+    what = "paused: it admits no new prompts" if paused else "resumed"
+    _tell({"run": target.run, "paused": paused}, f"run {target.run} is {what}", json_)
 
 
 @click.command()
@@ -61,7 +63,10 @@ def _admission(target: Target, reason: str, json_: bool, *, paused: bool) -> Non
 @because
 @as_json
 def drop(target: Target, group: int, reason: str, json_: bool) -> None:
-    """Take an unfinished group out of the run; its prompt is requeued or discarded as configured."""
+    """Drop an unfinished group.
+
+    Its prompt is requeued or discarded, as configured.
+    """
     with target.scheduler() as scheduler:
         removal = scheduler.drop(group, reason)
     sentence = f"group {group} dropped; its prompt is {removal.status}"
@@ -74,7 +79,7 @@ def drop(target: Target, group: int, reason: str, json_: bool) -> None:
 @because
 @as_json
 def filter_(target: Target, group: int, reason: str, json_: bool) -> None:
-    """Take a finished group out of the run before it is trained."""
+    """Filter a finished group before it is trained."""
     with target.scheduler() as scheduler:
         removal = scheduler.filter(group, reason)
     _tell({"group": group, "status": removal.status}, f"group {group} is {removal.status}", json_)
@@ -82,11 +87,14 @@ def filter_(target: Target, group: int, reason: str, json_: bool) -> None:
 
 @click.command()
 @target
-@click.option("--worker", required=True, help="The worker's name, as in roq workers.")
+@click.option("--worker", required=True, help="Worker name, as shown by roq workers.")
 @because
 @as_json
 def drain(target: Target, worker: str, reason: str, json_: bool) -> None:
-    """Ask a worker to go: it gets no more work, ends what it has, and leaves with exit code 0."""
+    """Drain a worker: it finishes its work and exits.
+
+    It takes no new work and exits with code 0.
+    """
     with target.scheduler() as scheduler:
         claims = scheduler.drain(worker, reason)
     sentence = f"worker {worker} leaves when its {claims} trajectories are done"
@@ -95,31 +103,34 @@ def drain(target: Target, worker: str, reason: str, json_: bool) -> None:
 
 @click.command()
 @target
-@click.option("--revive", multiple=True, type=click.IntRange(min=0), help="Put this prompt back.")
-@click.option("--revive-all", is_flag=True, help="Put all of them back.")
+@click.option("--revive", multiple=True, type=click.IntRange(min=0), help="Requeue this prompt; repeatable.")
+@click.option("--revive-all", is_flag=True, help="Requeue all of them.")
 @because
 @as_json
 def dead(target: Target, revive: tuple[int, ...], revive_all: bool, reason: str, json_: bool) -> None:
-    """List dead letters (prompts that failed too often); --revive puts them back."""
+    """List dead letters, or revive them.
+
+    A dead letter is a prompt that used up its attempts.
+    """
     with target.scheduler() as scheduler:
         letters = scheduler.dead()
         known = {letter.ordinal for letter in letters}
         if unknown := [ordinal for ordinal in revive if ordinal not in known]:
-            raise Invalid(f"not dead letters: {', '.join(map(str, unknown))}; nothing was put back")
+            raise Invalid(f"not dead letters: {', '.join(map(str, unknown))}; nothing was revived")
         chosen: list[int] = []
         for ordinal in sorted(known) if revive_all else sorted(set(revive)):
-            with suppress(NotReady):  # somebody else has put it back meanwhile
+            with suppress(NotReady):  # already revived by someone else
                 scheduler.revive(ordinal, reason)
                 chosen.append(ordinal)
     if json_:
         echo_json({"dead": letters, "revived": chosen})
     elif chosen:
-        click.echo(f"{len(chosen)} prompts are put back; they are issued before any new one")
+        click.echo(f"revived prompts: {len(chosen)}; they are issued before any new one")
     elif not letters:
         click.echo("no dead letters")
     else:
         table(
-            ("prompt", "drops", "attempts", "buried at", "reason"),
+            ("prompt", "drops", "attempts", "since", "reason"),
             ((x.ordinal, x.drops, x.attempt, _when(x.at), x.reason) for x in letters),
             right=">>>",
         )
@@ -131,7 +142,10 @@ def _when(milliseconds: int) -> str:
 
 @click.command("library")
 def print_library() -> None:
-    """Print the Lua library, for `roq library | redis-cli -x FUNCTION LOAD REPLACE`."""
+    """Print the Lua library.
+
+    Load it with `roq library | redis-cli -x FUNCTION LOAD REPLACE`.
+    """
     click.echo(library.source(), nl=False)
 
 

@@ -1,4 +1,4 @@
-"""Commands that look back: events, group, audit."""
+"""History commands: events, group, audit, report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from pathlib import Path
 import click
 import msgspec
 
-from roq.cli.common import Target, as_json, echo_json, needs_extra, optional_target, table, target
+from roq.cli.common import (
+    NO_RUN_OR_ARCHIVE,
+    Target,
+    as_json,
+    echo_json,
+    needs_extra,
+    optional_target,
+    table,
+    target,
+)
 from roq.client import Scheduler
 from roq.errors import ConfigError, UnknownGroup
 from roq.events.archive import Archive, archived_config, read_archive
@@ -29,7 +38,7 @@ events_file = click.option(
     "--events",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Read an archive of the events (roq events --archive) instead of the server's stream.",
+    help="Read an event archive (roq events --archive) instead of the server's stream.",
 )
 
 
@@ -44,25 +53,25 @@ def _line(event: Event, json: bool) -> str:
 
 @click.command()
 @target
-@click.option("--follow", "follow_", is_flag=True, help="Go on with those to come, until Ctrl-C.")
+@click.option("--follow", "follow_", is_flag=True, help="Wait for new events until Ctrl-C.")
 @click.option(
     "--archive",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Append them to this file, one JSON object a line, instead of printing them.",
+    help="Append events to this file, one JSON object per line, instead of printing them.",
 )
-@click.option("--from", "after", metavar="ID", help="Begin after this id (milliseconds since 1970, or ms-n).")
-@click.option("--json", "json_", is_flag=True, help="Print one JSON object a line, as in an archive.")
+@click.option("--from", "after", metavar="ID", help="Start after this id (milliseconds since 1970, or ms-n).")
+@click.option("--json", "json_", is_flag=True, help="Print one JSON object per line, as in an archive.")
 def events(target: Target, follow_: bool, archive: Path | None, after: str | None, json_: bool) -> None:
     """Print a run's events, oldest first, or archive them.
 
-    The stream on the server keeps the newest `event_log` of them. An archive keeps all: start this with
-    --archive and --follow beside a long run. Started again it goes on after the file's last whole line;
-    where the stream was trimmed meanwhile, it says so and writes a line with the event `gap`.
+    The server keeps only the newest `event_log` events. To keep all events of a long run, run this with
+    --archive and --follow alongside it. A restart continues after the file's last complete line; if events
+    were trimmed in between, it reports that and writes a `gap` event.
     """
     if archive is not None and (after is not None or json_):
-        raise ConfigError("--archive goes on where the file ends, in JSON: leave out --from and --json")
+        raise ConfigError("--archive always continues the file, in JSON: omit --from and --json")
     if after is not None and not is_id(after, or_time=True):
-        raise ConfigError(f"--from {after[:60]!r} is no id of an event, such as 1796023304207-0")
+        raise ConfigError(f"--from {after[:60]!r} is not an event id such as 1796023304207-0")
     with target.scheduler() as scheduler, suppress(KeyboardInterrupt):
         config = scheduler.config()
         with nullcontext() if archive is None else Archive(archive, target.run, config) as kept:
@@ -77,7 +86,7 @@ def events(target: Target, follow_: bool, archive: Path | None, after: str | Non
                         kept.append(page)
             finally:
                 if kept is not None:
-                    lost = f"; {kept.missing} more were trimmed before they could be read"
+                    lost = f"; {kept.missing} more were trimmed before they were read"
                     click.echo(f"{archive}: {kept.known - kept.missing} events" + lost * bool(kept.missing))
 
 
@@ -87,10 +96,10 @@ def events(target: Target, follow_: bool, archive: Path | None, after: str | Non
 @events_file
 @as_json
 def group(target: Target | None, group: int, file: Path | None, json_: bool) -> None:
-    """Show all that happened to one group, also after it left the run.
+    """Show the full history of a group.
 
-    GROUP is its number, as in `roq status`. What is trimmed from the stream is found in an archive
-    (--events) alone.
+    GROUP is its number, as shown by `roq status`; it may have left the run. Events trimmed from the stream
+    are only in an archive (--events).
     """
     with _history(target, file) as (history, _):
         replay, own, found = Replay(), list[Event](), None
@@ -101,9 +110,7 @@ def group(target: Target | None, group: int, file: Path | None, json_: bool) -> 
             if group in groups_of(event) or (found is not None and found.state != before):
                 own.append(event)
     if found is None:
-        raise UnknownGroup(
-            f"no event tells how group {group} was made: it was never issued, or the stream was trimmed since"
-        )
+        raise UnknownGroup(f"no event creates group {group}: it was never issued, or the event was trimmed")
     others = [g for g in replay.groups.values() if g.ordinal == found.ordinal and g.group != group]
     if json_:
         echo_json(
@@ -128,7 +135,7 @@ def group(target: Target | None, group: int, file: Path | None, json_: bool) -> 
 
 
 def _fate(group: GroupHistory) -> str:
-    """Where a group is, or how it left."""
+    """Describe where a group is, or how it left."""
     if group.batch is not None:
         return f"{group.state} in batch {group.batch} with staleness {group.staleness}"
     if group.place is not None:
@@ -147,15 +154,15 @@ def _member_row(number: int, member: MemberHistory) -> tuple[object, ...]:
 
 @contextmanager
 def _history(target: Target | None, file: Path | None) -> Generator[tuple[Iterator[Event], Scheduler | None]]:
-    """The events that a command is about, of an archive or of the run; and the run's scheduler, if any."""
+    """Open the run's or the archive's events; also returns the run's scheduler, if any."""
     if target is not None:
         with target.scheduler() as scheduler:
-            scheduler.config()  # an unknown run has no history
+            scheduler.config()  # fail now if the run is unknown
             yield (read_events(scheduler) if file is None else read_archive(file)), scheduler
     elif file is not None:
         yield read_archive(file), None
     else:
-        raise ConfigError("of which run? Give a job file, or --redis and --run, or an archive by --events")
+        raise ConfigError(NO_RUN_OR_ARCHIVE)
 
 
 @click.command()
@@ -163,21 +170,18 @@ def _history(target: Target | None, file: Path | None) -> Generator[tuple[Iterat
 @events_file
 @as_json
 def audit(target: Target | None, file: Path | None, json_: bool) -> None:
-    """Replay the events of a run that stands still and prove its ledger; exit code 1 if it cannot be.
+    """Replay an idle run's events and check its ledger.
 
-    With --events and no run, an archive is proved by itself: each event must follow from those before it.
+    Every prompt must be accounted for; exits 1 on a discrepancy. With only --events, the archive is checked
+    for consistency.
     """
-    if target is not None:
-        with target.scheduler() as scheduler:
-            scheduler.config()
-            found = scheduler.audit(None if file is None else read_archive(file))
-    elif file is not None:
-        config = archived_config(read_archive(file))
-        if config is None:
-            raise ConfigError(f"{file} does not begin with the run's configuration; name the run beside it")
-        found = audit_events(read_archive(file), config.eta)
-    else:
-        raise ConfigError("audit what? Give a job file, or --redis and --run, or an archive by --events")
+    with _history(target, file) as (history, scheduler):
+        if scheduler is not None:
+            found = scheduler.audit(None if file is None else history)
+        elif (config := archived_config(history)) is not None:
+            found = audit_events(history, config.eta)
+        else:
+            raise ConfigError(f"{file} does not start with a configuration; also pass --redis and --run")
     if json_:
         echo_json(found)
     else:
@@ -195,7 +199,7 @@ def _print(found: Audit) -> None:
     for problem in found.problems[:20]:
         click.echo(problem)
     if not found.problems:
-        click.echo("every prompt is accounted for once, every group kept its bound")
+        click.echo("every prompt is accounted for once; every trained group is within the staleness bound")
 
 
 @click.command()
@@ -206,14 +210,15 @@ def _print(found: Audit) -> None:
     default=Path("report.html"),
     show_default=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The page; its figures as PNGs go into a folder of the same name.",
+    help="Page to write; its plots are also written as PNGs, to a folder of the same name.",
 )
 @as_json
 def report(target: Target | None, file: Path | None, out: Path, json_: bool) -> None:
-    """Write a page on a run: staleness, reward, waste, who waited for what, and what limits it.
+    """Write an HTML report that names the run's bottleneck.
 
-    Needs `pip install '.[local]'`. The page needs no network and no other file. An archive alone
-    (--events) is enough; with the run beside it, what its workers wrote on this host is counted too.
+    It shows staleness, reward, wasted tokens and waiting times, in one self-contained file. Needs `pip
+    install '.[local]'`. An archive (--events) is enough; if the run is given too, the report includes the
+    metrics that its workers wrote on this host.
     """
     needs_extra("matplotlib", "local")
     from roq.observe.metrics_log import Records

@@ -1,4 +1,4 @@
-"""Commands that look at a run as it is: status, buffers, workers, verify, watch."""
+"""Commands that show a run's current state: status, buffers, workers, verify, watch."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from roq.types import BufferStatus, SlotStatus, Status
 
 __all__ = ["COMMANDS"]
 
-CELLS = 8  # slots in a line of `roq buffers`
+CELLS = 8  # slots per line of `roq buffers`
 
 
 @click.command()
 @target
 @as_json
 def status(target: Target, json_: bool) -> None:
-    """Show where a run is: steps, buffers, prompts, workers, and what the trainer waits for."""
+    """Show a run's progress, trainer, workers, ledger and buffers."""
     with target.scheduler() as scheduler:
         picture = scheduler.status()
         config = scheduler.config()
@@ -55,7 +55,7 @@ def status(target: Target, json_: bool) -> None:
         window = ""
     at = f"{run_state(picture)}, {step_of(picture.version, config)}"
     click.echo(f"run {picture.run}: {at}, η = {config.eta}{window}")
-    seen = "" if picture.trainer_seen_s is None else f", seen {clock(picture.trainer_seen_s)} ago"
+    seen = "" if picture.trainer_seen_s is None else f" (last seen {clock(picture.trainer_seen_s)} ago)"
     click.echo(f"trainer: {trainer_text(picture)}{seen}")
     if step is not None:
         click.echo(f"last step: {published_text(step)}")
@@ -82,7 +82,7 @@ def status(target: Target, json_: bool) -> None:
     if picture.waiting:
         click.echo(f"\nunfinished slots of buffer {picture.frontier}:")
         rows = [
-            (w.slot, w.group, w.ordinal, clock(w.age_s), ", ".join(w.owners) or "nobody", w.pending)
+            (w.slot, w.group, w.ordinal, clock(w.age_s), ", ".join(w.owners) or "none", w.pending)
             for w in picture.waiting
         ]
         table(("slot", "group", "prompt", "age", "held by", "members to issue"), rows, ">>>><>")
@@ -101,10 +101,12 @@ def _status_json(picture: Status, config: RunConfig, step: Event | None) -> obje
 
 @click.command()
 @target
-@click.option("--long", "long_", is_flag=True, help="A line for each filled slot, with its group's members.")
+@click.option(
+    "--long", "long_", is_flag=True, help="Print one line per filled slot, with its group's members."
+)
 @as_json
 def buffers(target: Target, long_: bool, json_: bool) -> None:
-    """Show every slot of every buffer of the window, with its group's number."""
+    """Show every slot in the window, with its group's number."""
     with target.scheduler() as scheduler:
         picture = scheduler.status()
         slots = scheduler.slots()
@@ -142,7 +144,7 @@ def _buffer(buffer: BufferStatus, slots: Sequence[SlotStatus]) -> None:
 @target
 @as_json
 def workers(target: Target, json_: bool) -> None:
-    """Show every worker: its weights version, its work, its speed, its last heartbeat and error."""
+    """Show each worker's version, load, speed and last error."""
     with target.scheduler() as scheduler:
         picture = scheduler.status()
         config = scheduler.config()
@@ -168,8 +170,8 @@ def _workers(picture: Status, config: RunConfig) -> None:
         row = (worker.worker, worker_version(worker), worker.claims, speed, done, heartbeat(worker, config))
         received = (f"{worker_figure(worker, 'received')}/{worker_figure(worker, 'swaps')}",) if sent else ()
         rows.append((*row, clock(worker.since_s), *received, worker_doing(worker), worker_error(worker)))
-    header = ("worker", "version", "in flight", "tokens/s", "done", "heartbeat", "up")
-    header += (("received",) if sent else ()) + ("does", "last error")
+    header = ("worker", "version", "in flight", "tokens/s", "done", "heartbeat", "uptime")
+    header += (("received",) if sent else ()) + ("activity", "last error")
     table(header, rows, "<>>>>>>" + ">" * sent + "<<")
 
 
@@ -177,9 +179,12 @@ def _workers(picture: Status, config: RunConfig) -> None:
 @target
 @as_json
 def verify(target: Target, json_: bool) -> None:
-    """Check the protocol's invariants on the live run; exit code 1 if one is broken."""
+    """Check the protocol's invariants on a live run.
+
+    Exits 1 if one is violated.
+    """
     with target.scheduler() as scheduler:
-        scheduler.config()  # an unknown run is the caller's mistake, not a broken invariant
+        scheduler.config()  # an unknown run is a usage error, not a violated invariant
         problems = scheduler.verify()
     if json_:
         echo_json({"ok": not problems, "problems": problems})
@@ -195,12 +200,17 @@ def verify(target: Target, json_: bool) -> None:
 @click.command()
 @target
 @click.option(
-    "--every", default=1.0, show_default=True, type=click.FloatRange(0.1, 60), help="Seconds between looks."
+    "--every",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.1, 60),
+    help="Refresh interval in seconds.",
 )
 def watch(target: Target, every: float) -> None:
-    """Watch a run in the terminal, and steer it: pause, drain a worker, drop a group.
+    """Watch and control a run in the terminal.
 
-    Needs `pip install '.[watch]'`. The keys are shown at the bottom; what cannot be undone asks first.
+    Pause and resume, drain workers, drop groups; actions that cannot be undone ask for confirmation. Needs
+    `pip install '.[watch]'`.
     """
     needs_extra("textual", "watch")
     from roq.observe.watch import Watch

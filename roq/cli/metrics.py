@@ -1,4 +1,4 @@
-"""The command that serves figures to Prometheus."""
+"""The command that serves metrics to Prometheus."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ __all__ = ["COMMANDS"]
 @target
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", default=9108, show_default=True, type=click.IntRange(0, 65535), help="0 takes any free one."
+    "--port",
+    default=9108,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 picks a free one.",
 )
 def metrics(target: Target, host: str, port: int) -> None:
-    """Serve a run's figures to Prometheus at http://HOST:PORT/metrics, until it is stopped.
+    """Serve a run's metrics to Prometheus.
 
-    Needs `pip install '.[metrics]'`. docs/metrics.md lists the figures; deploy/ has a Grafana dashboard
-    and alert rules for them. Nothing in the run is changed, and it may be started and stopped at any time.
+    Listens at http://HOST:PORT/metrics until stopped. Read-only; start and stop it at any time. Needs `pip
+    install '.[metrics]'`. docs/metrics.md lists the metrics; deploy/ has a Grafana dashboard and alert rules.
     """
     needs_extra("prometheus_client", "metrics")
     from roq.observe.prometheus.exporter import Exporter

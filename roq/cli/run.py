@@ -1,4 +1,4 @@
-"""Commands that start and stop: up, down, init."""
+"""Commands that create, start and stop a run: up, down, init."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from pathlib import Path
 import click
 
 from roq.admin.server import check_server, masked, wait_for_server
-from roq.cli.common import EchoLog, as_json, config_argument, echo_json, notice
+from roq.cli.common import (
+    EchoLog,
+    as_json,
+    config_argument,
+    echo_json,
+    notice,
+    redis_option,
+    wait_option,
+)
 from roq.client import Scheduler
 from roq.config import load_job
 from roq.errors import ConfigError
@@ -29,15 +37,15 @@ __all__ = ["COMMANDS"]
 @config_argument
 @as_json
 def up(config: Path, json_: bool) -> None:
-    """Run the job of CONFIG on this machine to its end.
+    """Run a job on this machine until it ends.
 
-    Starts a server (unless the file names one), the workers and the trainer, shows progress, and writes
-    summary.json and summary.png. All of them are detached: kill this command and they go on; run it
-    again and it attaches to them. Ctrl-C stops everything so that it can be continued later.
+    Starts a server (unless CONFIG names one), the workers and the trainer, shows progress, and writes
+    summary.json and summary.png. The processes are detached: they continue if this command is killed, and
+    running it again attaches to them. Ctrl-C stops everything; run it again to resume.
     """
     log = logging.getLogger("roq")
     for handler in [handler for handler in log.handlers if isinstance(handler, EchoLog)]:
-        log.removeHandler(handler)  # the display tells it in its own way
+        log.removeHandler(handler)  # the display reports these itself
     log.addHandler(logging.NullHandler())
     display = Display(sys.stderr if json_ else sys.stdout)
     try:
@@ -58,26 +66,29 @@ def up(config: Path, json_: bool) -> None:
 @click.command()
 @config_argument
 def down(config: Path) -> None:
-    """Stop what `roq up CONFIG` started on this machine; `roq up` continues later."""
+    """Stop the processes that `roq up` started on this machine.
+
+    Run `roq up CONFIG` to resume.
+    """
     stop_everything(load_job(config), click.echo)
 
 
 @click.command()
 @config_argument
-@click.option("--redis", "url", envvar="ROQ_REDIS", show_envvar=True, help="URL of the server.")
-@click.option("--wait", default=60.0, show_default=True, help="Seconds to wait for a server that is away.")
+@redis_option
+@wait_option
 @as_json
 def init(config: Path, url: str | None, wait: float, json_: bool) -> None:
-    """Create the run of CONFIG on a server; then start workers and a trainer anywhere.
+    """Create a run on a server, without starting processes.
 
-    Creating a run again with the same job changes nothing.
+    Then start workers and a trainer on any host. Creating a run again with the same job changes nothing.
     """
     job = load_job(config)
     url = url or job.redis.url
     if url is None:
         raise ConfigError(
-            f"{config} names no server: give --redis URL, or write url in [redis]; "
-            "only `roq up` brings a server of its own"
+            f"{config} does not name a server: pass --redis URL, or set url in [redis]; "
+            "only `roq up` starts its own server"
         )
     check_job(job, config, engines_here=False)
     prompts = load_prompts(job.data)
@@ -92,7 +103,7 @@ def init(config: Path, url: str | None, wait: float, json_: bool) -> None:
         echo_json({"run": job.run.name, "created": new, "prompts": len(prompts), "warnings": warnings})
         return
     click.echo(
-        f"run {job.run.name} {'created' if new else 'exists already, with this job'}: {len(prompts)} prompts"
+        f"run {job.run.name} {'created' if new else 'already exists with this job'}: {len(prompts)} prompts"
     )
     here = f"--redis {masked(url)} --run {job.run.name}"
     click.echo(f"start workers with: python -m roq_worker {here}")

@@ -1,29 +1,27 @@
-"""Commands that simulate: sim staleness, sim compare, sim plan, sim calibrate."""
+"""Simulator commands: sim staleness, sim compare, sim plan, sim calibrate."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 import msgspec
 
-from roq.cli.common import as_json, echo_json, notice
+from roq.cli.common import as_json, echo_json, exit_on_sigterm, notice, redis_option, run_option
 from roq.client import Scheduler
 from roq.errors import ConfigError
 from roq.events.archive import read_archive
 from roq.events.follow import read_events
 
-if TYPE_CHECKING:  # the simulator's packages are an extra
+if TYPE_CHECKING:  # these need the sim extra
     from rich.console import RenderableType
 
     from roq.sim.runs import Case
@@ -38,39 +36,36 @@ NEEDED = ("numpy", "simpy", "rich", "matplotlib")
 
 @click.group()
 def sim() -> None:
-    """Simulate runs before any GPU is rented: η, concurrency, and what a staleness mechanism costs."""
+    """Simulate runs, to choose settings before using GPUs."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"the simulator needs {', '.join(missing)}: pip install '.[sim]'")
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _end)
-
-
-def _end(_number: int, _frame: FrameType | None) -> None:
-    """SIGTERM: leave as Ctrl-C does, so that the servers end with us."""
-    sys.exit(143)
+        exit_on_sigterm()  # so that the servers end too
 
 
 def scenario_options(command: F) -> F:
-    """Give a command the options that make a scenario, and pass it that scenario."""
+    """Add the options that define a scenario to a command, and pass it the scenario."""
 
-    @click.option("--cost", default="qwen3-8b-h20", show_default=True, help="Cost model: name or TOML file.")
-    @click.option("--trace", help="Lengths: a JSONL trace or a run's event log, instead of the lognormal.")
-    @click.option("--batch-size", default=16, show_default=True, help="Groups in a batch.")
-    @click.option("--group-size", default=8, show_default=True, help="Trajectories of a prompt.")
+    @click.option(
+        "--cost", default="qwen3-8b-h20", show_default=True, help="Cost model: a name or a TOML file."
+    )
+    @click.option("--trace", help="Response lengths: a JSONL trace or an archive. Default: lognormal.")
+    @click.option("--batch-size", default=16, show_default=True, help="Groups per batch.")
+    @click.option("--group-size", default=8, show_default=True, help="Trajectories per prompt.")
     @click.option("--instances", default=2, show_default=True, help="Rollout instances.")
-    @click.option("--places", default=40, show_default=True, help="Trajectories at once per instance.")
-    @click.option("--trainer-gpus", default=6, show_default=True, help="GPUs that train.")
-    @click.option("--reprefill/--no-reprefill", default=True, help="New weights void the KV cache in flight.")
+    @click.option("--places", default=40, show_default=True, help="Concurrent trajectories per instance.")
+    @click.option("--trainer-gpus", default=6, show_default=True, help="Training GPUs.")
+    @click.option("--reprefill/--no-reprefill", default=True, help="Recompute the KV cache on new weights.")
     @click.option(
         "--set",
         "changes",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Change a coefficient: rollout.KEY, trainer.KEY or lengths.KEY.",
+        help="Set a coefficient: rollout.KEY, trainer.KEY or lengths.KEY; repeatable.",
     )
-    @click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), help="Seeds to run.")
-    @click.option("--jobs", type=click.IntRange(1), help="Processes at once; default: all cores.")
+    @click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), help="Number of seeds.")
+    @click.option("--jobs", type=click.IntRange(1), help="Parallel processes. Default: all cores.")
     @functools.wraps(command)
     def wrapped(
         cost: str,
@@ -101,33 +96,38 @@ def scenario_options(command: F) -> F:
 
 
 def numbers(_ctx: click.Context, _param: click.Parameter, text: str) -> list[int]:
-    """``1,2,3`` as whole numbers."""
+    """Parse ``1,2,3`` as integers."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
-        raise click.BadParameter(f"{text!r} must be whole numbers with commas between") from None
+        raise click.BadParameter(f"{text!r} must be whole numbers separated by commas") from None
     if len(set(found)) != len(found) or min(found) < 0:
-        raise click.BadParameter(f"{text!r} must be different numbers from 0 on")
+        raise click.BadParameter(f"{text!r} must be distinct, non-negative numbers")
     return found
 
 
 def outcome_options(command: F) -> F:
-    """``--figure`` and ``--json``."""
+    """Add ``--figure`` and ``--json``."""
     figure = click.option(
-        "--figure", type=click.Path(path_type=Path), help="Draw it: FIGURE.png and FIGURE.svg."
+        "--figure", type=click.Path(path_type=Path), help="Draw a figure: FIGURE.png and FIGURE.svg."
     )
     return figure(as_json(command))
 
 
 @sim.command()
 @click.option("--eta", "etas", default="0,1,2,3,4,5", show_default=True, callback=numbers)
-@click.option("--batches", default=100, show_default=True, type=click.IntRange(1), help="Of each η and seed.")
+@click.option(
+    "--batches", default=100, show_default=True, type=click.IntRange(1), help="Batches per η and seed."
+)
 @scenario_options
 @outcome_options
 def staleness(
     scenario: Scenario, jobs: int, etas: list[int], batches: int, seeds: int, figure: Path | None, json_: bool
 ) -> None:
-    """Experiment 1: every batch's trajectories by staleness, under roq."""
+    """Simulate the staleness of every batch under roq.
+
+    The article's experiment 1.
+    """
     from roq.sim.charts import draw_staleness
     from roq.sim.experiments import staleness as experiment
     from roq.sim.tables import staleness_table
@@ -145,11 +145,13 @@ def staleness(
 
 @sim.command()
 @click.option("--eta", "etas", default="1,2,3", show_default=True, callback=numbers)
-@click.option("--batches", default=10, show_default=True, type=click.IntRange(1), help="From a cold start.")
 @click.option(
-    "--steady", default=60, show_default=True, help="Go on to this batch for the steady state; 0: do not."
+    "--batches", default=10, show_default=True, type=click.IntRange(1), help="Batches from a cold start."
 )
-@click.option("--policy", "policies", multiple=True, help="Only these (default: all); may be repeated.")
+@click.option(
+    "--steady", default=60, show_default=True, help="Continue to this batch for the steady state; 0: skip it."
+)
+@click.option("--policy", "policies", multiple=True, help="Policy to compare; repeatable. Default: all.")
 @scenario_options
 @outcome_options
 def compare(
@@ -163,7 +165,10 @@ def compare(
     figure: Path | None,
     json_: bool,
 ) -> None:
-    """Experiment 2: effective throughput of every mechanism at equal maximum staleness."""
+    """Compare policies' throughput at equal maximum staleness.
+
+    The article's experiment 2, of effective throughput.
+    """
     from roq.sim.charts import draw_comparison
     from roq.sim.cost import load_cost
     from roq.sim.experiments import compare as experiment
@@ -193,14 +198,14 @@ def compare(
     default="24,40",
     show_default=True,
     callback=numbers,
-    help="Trajectories at once per instance (--places is not looked at).",
+    help="Concurrent trajectories per instance (--places is ignored).",
 )
 @click.option(
     "--split",
     "splits",
     multiple=True,
     metavar="N+M",
-    help="Rollout instances + GPUs that train; repeatable. Default: --instances and --trainer-gpus.",
+    help="Rollout instances + training GPUs; repeatable. Default: --instances and --trainer-gpus.",
 )
 @click.option(
     "--slots", default="0", show_default=True, callback=numbers, help="Slots beyond the batch size."
@@ -208,7 +213,7 @@ def compare(
 @click.option(
     "--candidates", default="0", show_default=True, callback=numbers, help="Candidates beyond the group size."
 )
-@click.option("--batches", default=40, show_default=True, type=click.IntRange(2), help="Of each setting.")
+@click.option("--batches", default=40, show_default=True, type=click.IntRange(2), help="Batches per setting.")
 @scenario_options
 @as_json
 def plan(
@@ -223,7 +228,10 @@ def plan(
     seeds: int,
     json_: bool,
 ) -> None:
-    """Sweep η, concurrency, GPU split and over-sampling under roq; recommend a setting."""
+    """Sweep settings under roq and recommend one.
+
+    The settings are η, concurrency, GPU split and over-sampling.
+    """
     from roq.sim.plan import Sweep
     from roq.sim.plan import plan as make
     from roq.sim.tables import plan_table
@@ -247,24 +255,24 @@ def plan(
 def _split(text: str) -> tuple[int, int]:
     instances, _, gpus = text.partition("+")
     if not (instances.isdecimal() and gpus.isdecimal() and int(instances) and int(gpus)):
-        raise click.BadParameter(f"--split {text!r} must look like 2+6: rollout instances + GPUs that train")
+        raise click.BadParameter(f"--split {text!r} must look like 2+6: rollout instances + training GPUs")
     return int(instances), int(gpus)
 
 
 @sim.command()
 @click.argument("events", required=False, type=click.Path(path_type=Path))
-@click.option("--redis", "url", envvar="ROQ_REDIS", show_envvar=True, help="URL of a run's server.")
-@click.option("--run", envvar="ROQ_RUN", show_envvar=True, help="Name of the run on it.")
+@redis_option
+@run_option
 @click.option("--name", default="calibrated", show_default=True, help="Name of the cost model.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the cost model to this TOML file.")
 @as_json
 def calibrate(
     events: Path | None, url: str | None, run: str | None, name: str, out: Path | None, json_: bool
 ) -> None:
-    """Fit a cost model to a real run: its archive (EVENTS) or the run itself (--redis, --run).
+    """Fit a cost model to a real run.
 
-    An archive is what `roq events --archive` writes; it should be whole. The model
-    is checked by simulating that run with it.
+    Reads an archive (EVENTS, written by `roq events --archive`; it should be complete) or the run itself
+    (--redis and --run). Checks the model by simulating that run with it.
     """
     from roq.sim.calibrate import calibrate as fit
     from roq.sim.calibrate import cost_toml
@@ -276,10 +284,10 @@ def calibrate(
         found, source = RealRun.replay(read_archive(events)), f"the events in {events.name}"
     elif url is not None and run is not None:
         with Scheduler(url, run) as scheduler:
-            scheduler.config()  # an unknown run is the caller's mistake, not one without events
+            scheduler.config()  # an unknown run is a usage error, not a run without events
             found, source = RealRun.replay(read_events(scheduler)), f"run {run}"
     else:
-        raise ConfigError("which run? Give an archive of its events, or --redis URL and --run NAME")
+        raise ConfigError("no run given: pass an archive of its events, or --redis URL and --run NAME")
     with scratch_server() as server:
         fitted = fit(found, name, server)
     if out is not None:
@@ -291,12 +299,12 @@ def calibrate(
         show(fit_table(fitted))
 
 
-# ---- what the commands share -------------------------------------------------------------------
+# ---- helpers -----------------------------------------------------------------------------------
 
 
 @contextmanager
 def progress(batches: int) -> Generator[Callable[[Case], None]]:
-    """A progress bar on a terminal's stderr, in simulated batches."""
+    """Show a progress bar on a terminal's stderr, in simulated batches."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -308,7 +316,7 @@ def progress(batches: int) -> Generator[Callable[[Case], None]]:
 
 
 def show(picture: RenderableType) -> None:
-    """Print a table as wide as it needs to be."""
+    """Print a table without cutting it off."""
     from rich.console import Console
 
     console = Console(file=sys.stdout, highlight=False)
@@ -318,7 +326,7 @@ def show(picture: RenderableType) -> None:
 
 
 def drawn(paths: list[Path]) -> None:
-    """Say where the pictures are."""
+    """Print the paths of the figures."""
     for path in paths:
         notice(f"figure: {path}")
 

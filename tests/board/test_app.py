@@ -402,10 +402,10 @@ def test_bad_input_is_told_in_one_line(sched: Scheduler, tmp_path: Path) -> None
     taken = socket.create_server(("127.0.0.1", 0))
     port = str(taken.getsockname()[1])
     cases = [
-        ([], "show what?"),
+        ([], "--events"),
         (["--events", str(tmp_path / "nothing"), "--port", "0"], "cannot be read"),
-        (["--events", str(file), "--port", "0"], "name the run beside it"),
-        (["--events", str(file), "--allow-control"], "an archive cannot be steered"),
+        (["--events", str(file), "--port", "0"], str(file)),
+        (["--events", str(file), "--allow-control"], "--allow-control"),
         ([*run[:2], "--run", "other", "--port", "0"], "there is no run 'other'"),
         ([*run, "--port", port], "cannot listen on 127.0.0.1"),
         ([*run, "--port", "70000"], "70000"),

@@ -66,7 +66,7 @@ def test_archive_and_audit(roq: Roq, example: Named, tmp_path: Path) -> None:
     bad = CliRunner().invoke(main, ["audit", "--events", str(file)])
     assert bad.exit_code == 1
     both = roq("events", "--archive", file, "--json")
-    assert (both.exit_code, "leave out --from and --json" in both.output) == (2, True)
+    assert (both.exit_code, "--from and --json" in both.output) == (2, True)
     assert CliRunner().invoke(main, ["audit"]).exit_code == 2
 
 
@@ -110,7 +110,7 @@ def test_a_group_s_history(roq: Roq, example: Named, tmp_path: Path) -> None:
     assert "group 11: prompt 10, requeued (by hand)" in dropped
     assert "the same prompt was group 13, reserved at 2." in dropped
     unknown = roq("group", 999)
-    assert (unknown.exit_code, "no event tells how group 999 was made" in unknown.output) == (2, True)
+    assert (unknown.exit_code, "group 999" in unknown.output) == (2, True)
 
     file = tmp_path / "events.jsonl"
     good(roq("events", "--archive", file))

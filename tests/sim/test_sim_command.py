@@ -160,7 +160,7 @@ def test_calibrate(sim: Callable[..., Result], tmp_path: Path) -> None:
         (("staleness", "--trace", "nothing.jsonl"), "nothing.jsonl cannot be read"),
         (("plan", "--slots", "9000", "--seeds", 1), "no setting can run"),
         (("plan", "--split", "8"), "must look like 2+6"),
-        (("calibrate",), "which run?"),
+        (("calibrate",), "--run NAME"),
         (("calibrate", "nothing.jsonl"), "nothing.jsonl cannot be read"),
     ],
 )
