@@ -20,6 +20,7 @@ ROOTS = (
     "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/glossary.md",
+    "docs/operations.md",
 )
 
 # What docs/glossary.md lists under "not", as far as it has no other meaning here -> a pattern for its forms.
