@@ -19,6 +19,7 @@ ROOTS = (
     "README.md",
     "CONTRIBUTING.md",
     "docs/architecture.md",
+    "docs/deploy.md",
     "docs/glossary.md",
     "docs/operations.md",
 )
