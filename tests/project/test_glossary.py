@@ -19,8 +19,10 @@ ROOTS = (
     "README.md",
     "CONTRIBUTING.md",
     "docs/architecture.md",
+    "docs/board.md",
     "docs/deploy.md",
     "docs/glossary.md",
+    "docs/observing.md",
     "docs/operations.md",
 )
 
