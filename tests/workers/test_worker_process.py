@@ -17,6 +17,7 @@ import pytest
 
 from roq import RunConfig, Scheduler
 from roq.config import Data, Job, Model, Reward, Rollout, Run
+from roq.errors import UnknownRun
 from roq.job.stored import create_run
 from roq.types import Batch, Status
 
@@ -26,7 +27,7 @@ START_S = 180.0  # for an engine on two busy cores; about 20 on idle ones
 
 
 class Workers:
-    """Starts workers for one run and reads their logs."""
+    """Start workers for one run and read their logs."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
@@ -48,7 +49,7 @@ class Workers:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("worker-*.log")))
 
     def until(self, what: str, happened: Callable[[], Any], timeout_s: float = START_S) -> Any:
-        """What ``happened`` returns once it is true."""
+        """Wait until ``happened`` returns a true value, and return it."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if result := happened():
@@ -101,7 +102,7 @@ def only_worker(status: Status) -> dict[str, Any]:
 
 
 def test_a_run_from_start_to_end(workers: Workers, sched: Scheduler, models: Callable[..., Path]) -> None:
-    """Batches fill, new weights are picked up, unfinished work moves from worker to worker, the end comes."""
+    """Batches fill, new weights are loaded, unfinished work moves to another worker, the run ends."""
     rollout = Rollout(max_concurrency=8, max_tokens=400, shutdown_s=10, save_prefix_every_s=1.0)
     protocol = RunConfig(eta=1, batch_size=4, group_size=2, epochs=None, lease_s=6, total_steps=4)
     create_run(sched, job(workers, models(seed=0, spare=2000), rollout=rollout, protocol=protocol))
@@ -129,7 +130,7 @@ def test_a_run_from_start_to_end(workers: Workers, sched: Scheduler, models: Cal
     sched.publish(2, str(models(seed=1, spare=2000)), "trainer")
     workers.until("work for v2", lambda: sched.status().inflight >= 8)
 
-    # SIGTERM: everything in flight is handed back with the tokens so far.
+    # SIGTERM: everything in flight is released with the tokens so far.
     time.sleep(0.5)
     first.terminate()
     assert first.wait(15) == 0, workers.log()
@@ -151,7 +152,7 @@ def test_a_run_from_start_to_end(workers: Workers, sched: Scheduler, models: Cal
     assert lines[-1]["rss_bytes"] < 2e9
     assert lines[-1]["scheduler_s"] > 0
 
-    # Another worker goes on where they stopped, token by token.
+    # Another worker continues them, token by token.
     second = workers.start()
     batch = take(workers, sched)
     went_on = 0
@@ -175,7 +176,7 @@ def test_a_run_from_start_to_end(workers: Workers, sched: Scheduler, models: Cal
 def test_post_processing_without_partial_rollout(
     workers: Workers, sched: Scheduler, models: Callable[..., Path]
 ) -> None:
-    """The user's function sees whole groups; no response is of two versions; a drained worker leaves."""
+    """The user's function gets whole groups; no response has two versions; a drained worker leaves."""
     (workers.folder / "judges.py").write_text(
         "from roq.postprocess import Verdict\n"
         "def judge(item, members):\n"
@@ -218,7 +219,7 @@ def test_post_processing_without_partial_rollout(
 def test_candidates_that_are_not_needed_are_stopped(
     workers: Workers, sched: Scheduler, models: Callable[..., Path]
 ) -> None:
-    """The engine really stops them: a worker that went on would hold its places for the whole length."""
+    """The engine stops them: otherwise they would occupy capacity until their full length."""
     protocol = RunConfig(eta=0, batch_size=2, group_size=1, group_candidates=4, epochs=None, lease_s=60)
     rollout = Rollout(max_concurrency=8, max_tokens=470, shutdown_s=10)
     create_run(sched, job(workers, models(seed=0), protocol=protocol, rollout=rollout))
@@ -252,7 +253,7 @@ def test_failures(workers: Workers, sched: Scheduler, models: Callable[..., Path
     create_run(sched, job(workers, models(seed=0), reward=reward, protocol=protocol))
     worker = workers.start()
 
-    # Failed attempts are never rewards: what is left of the batches was scored.
+    # Failed attempts are never rewards: everything in the batches was scored.
     batch = take(workers, sched)
     for group, place in zip(sched.trajectories(batch.groups), batch.groups, strict=True):
         assert [trajectory.reward for trajectory in group] == [1.0, 1.0], place
@@ -261,7 +262,7 @@ def test_failures(workers: Workers, sched: Scheduler, models: Callable[..., Path
     workers.until("an exception", lambda: "raised ValueError: no zero" in workers.log())
     assert not sched.verify()
 
-    # Frozen longer than its lease: its claims go; once awake it drops them and works on.
+    # Frozen longer than its lease: it loses its claims; after waking it drops them and continues.
     sched.publish(1, str(models(seed=0)), "trainer")
     workers.until("work", lambda: sched.status().inflight)
     group = [worker.pid, *(child.pid for child in psutil.Process(worker.pid).children(recursive=True))]
@@ -275,7 +276,7 @@ def test_failures(workers: Workers, sched: Scheduler, models: Callable[..., Path
     assert batch.version == 1
     assert not sched.verify()
 
-    # The engine dies: what it held is released, the process ends with a plain line.
+    # The engine dies: its claims are released, and the process ends with a one-line error.
     engine = next(
         c
         for c in psutil.Process(worker.pid).children(recursive=True)
@@ -297,9 +298,9 @@ def test_failures(workers: Workers, sched: Scheduler, models: Callable[..., Path
 
 
 def test_input_that_cannot_work(workers: Workers, sched: Scheduler, models: Callable[..., Path]) -> None:
-    """One plain line on stderr and exit code 2, before an engine is started."""
+    """A one-line error on stderr and exit code 2, before an engine is started."""
     process = workers.start()
-    assert process.wait(60) == 1
+    assert process.wait(60) == UnknownRun.exit_code
     assert "test" in workers.log()
     assert "Traceback" not in workers.log()
 
