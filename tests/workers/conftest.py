@@ -1,4 +1,4 @@
-"""A tiny Qwen3 with a real tokenizer, made on the fly, and one engine on it for a whole module."""
+"""A tiny Qwen3 with a real tokenizer, generated here, and one engine on it per module."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_model(folder: Path, *, seed: int = 0, tied: bool = False, spare: int = 
         "eos_token_id": 1,
         "pad_token_id": 0,
         "bos_token_id": None,
-        "initializer_range": 0.2,  # far from uniform, so that wrong weights show in the log-probs
+        "initializer_range": 0.2,  # far from uniform: wrong weights show in the log-probs
     } | changes
     torch.manual_seed(seed)
     Qwen3ForCausalLM(Qwen3Config(**shape)).float().save_pretrained(folder)
@@ -60,7 +60,7 @@ def make_model(folder: Path, *, seed: int = 0, tied: bool = False, spare: int = 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """``models(seed=…, tied=…)`` → the folder of such a model, made once a session."""
+    """``models(seed=…, tied=…)`` → the folder of such a model, generated once per session."""
     made: dict[str, Path] = {}
 
     def get(**settings: Any) -> Path:
@@ -87,7 +87,7 @@ def run() -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def close(run: Run) -> Callable[[Any], None]:
-    """Close an engine so that nothing of it shows up in a later test."""
+    """Close an engine, and let its sockets close, before the next test."""
 
     async def a_moment() -> None:
         await asyncio.sleep(0.05)  # vLLM closes its sockets in the loop

@@ -1,4 +1,4 @@
-"""What the tests of the engine share: responses, their log-probs by Hugging Face, and swaps midway."""
+"""Helpers for the engine's tests: responses, their log-probs from Hugging Face, and swaps in flight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from roq.trajectory import Response
 from roq_worker.engine import Engine, Swapped
 
-PROMPT = [46, 48, 19, 3, 4, 12, 5, 16] * 5  # longer than a block, so that prefixes are cached
+PROMPT = [46, 48, 19, 3, 4, 12, 5, 16] * 5  # longer than a block: prefixes are cached
 
 Models = Callable[..., Path]
 
@@ -18,7 +18,7 @@ Within = Callable[[Any], Any]
 
 
 async def collect(engine: Engine, prompt: Sequence[int], seed: int, max_tokens: int = 120) -> Response:
-    """A whole response as the worker would put it together."""
+    """A complete response, assembled as the worker does it."""
     draft = Response()
     async for delta in engine.generate(prompt, max_tokens=max_tokens, seed=seed):
         draft.extend(delta.response)
@@ -47,7 +47,7 @@ def largest_difference(a: Sequence[float], b: Sequence[float]) -> float:
 async def swap_midway(
     engine: Engine, folder: Path, version: int, count: int, after: int, sender: str = ""
 ) -> tuple[list[Response], Swapped]:
-    """``count`` responses of 400 tokens, with other weights loaded once ``after`` tokens of one are out."""
+    """``count`` responses of 400 tokens, with new weights loaded after ``after`` tokens of one of them."""
     drafts = [Response() for _ in range(count)]
     swapped: list[asyncio.Task[Swapped]] = []
 

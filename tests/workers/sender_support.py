@@ -1,4 +1,4 @@
-"""Senders of weights for the tests of the engine."""
+"""Weight senders for the engine's tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Process:
 
 @contextmanager
 def breaking_sender(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], str]]:
-    """A sender that dies when it has sent so many buffers, of 4 KiB each."""
+    """A sender that dies after a number of buffers of 4 KiB each."""
     from roq_trainer import sender as sending
 
     server = sending._Server("127.0.0.1", folder, "gloo", 2)
@@ -70,6 +70,6 @@ def breaking_sender(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
 
 
 def holds(engine: Engine, run: Callable[[Any], Any], model: Path) -> bool:
-    """Whether the engine samples with the weights of a model."""
+    """Return True if the engine samples with the weights of a model."""
     draft = run(collect(engine, PROMPT, seed=4))
     return largest_difference(draft.logprobs, reference(model, PROMPT, draft.tokens)) < 1e-4

@@ -1,4 +1,4 @@
-"""The engine: real vLLM on a tiny model; log-probs are held against Hugging Face's own forward pass."""
+"""The engine: real vLLM on a tiny model; log-probs are compared with Hugging Face's forward pass."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_swap_under_requests_in_flight(engine: Engine, models: Models, run: With
         (first, n), (second, m) = draft.segments
         assert (first, second, n + m) == (before, after, len(draft.tokens))
         # Old tokens have the old model's log-probs; later ones the new model's over the whole context,
-        # because the KV cache was computed again.
+        # because the KV cache was recomputed.
         old_logprobs = reference(old, PROMPT, draft.tokens)
         new_logprobs = reference(new, PROMPT, draft.tokens)
         assert largest_difference(draft.logprobs[:n], old_logprobs[:n]) < 1e-4
@@ -121,7 +121,7 @@ def test_weights_that_do_not_fit_are_refused_before_the_first_write(
     wide = models(seed=0, intermediate_size=96)
     run(refused(wide, r"down_proj\.weight is 64x96 instead of 64x128.* \(and 3 more\)"))
     run(refused(models(seed=0, num_hidden_layers=1), r"model\.layers\.1\.\S+ is absent instead of"))
-    run(refused(tmp_path / "none", "there is no such folder"))
+    run(refused(tmp_path / "none", "no such folder"))
     (tmp_path / "empty").mkdir()
     run(refused(tmp_path / "empty", "no weights"))
     cut = tmp_path / "cut"
@@ -179,7 +179,7 @@ def test_a_response_that_cannot_go_on(engine: Engine) -> None:
 
 
 def test_tied_embeddings_and_kept_kv(models: Models, run: Within, close: Callable[[Engine], None]) -> None:
-    """An engine of its own: tied embeddings, whose output layer must follow, and kv_on_swap = "keep"."""
+    """A separate engine: tied embeddings, whose output layer must be updated too, and kv_on_swap = "keep"."""
     settings = Rollout(max_tokens=300, max_concurrency=8, temperature=0.8, kv_on_swap="keep", stop=["9"])
     old, new = models(seed=0, tied=True), models(seed=1, tied=True)
     engine: Engine = run(Engine.start(str(old), 0, settings, dtype="float32", max_prompt_tokens=64))
@@ -190,7 +190,7 @@ def test_tied_embeddings_and_kept_kv(models: Models, run: Within, close: Callabl
         fresh = run(collect(engine, PROMPT, seed=1))
         assert fresh.segments == [(1, len(fresh.tokens))]
         assert largest_difference(fresh.logprobs, reference(new, PROMPT, fresh.tokens)) < 1e-4
-        # A stop string ends the response and stays in it.
+        # A stop string ends the response and is part of it.
         texts = [engine.decode(draft.tokens) for draft in drafts if len(draft.tokens) < 400]
         assert any(text.endswith("9") for text in texts)
         assert all("9" not in text[:-1] for text in texts)

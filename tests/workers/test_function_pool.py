@@ -1,4 +1,4 @@
-"""Processes of users' functions: whatever a function does, its call fails alone and the pool goes on."""
+"""Processes of users' functions: a function can fail only its own call, and the pool continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def score(item, response):
         case "raise": raise KeyError("no such thing")
         case "sleep": time.sleep(item["for"]); return 1
         case "hang": time.sleep(3600)
-        case "gil": ctypes.PyDLL(None).sleep(3600)  # a C call that never lets go of the GIL
+        case "gil": ctypes.PyDLL(None).sleep(3600)  # a C call that never releases the GIL
         case "regex": re.match(r"(a+)+$", "a" * 60 + "b")  # so does this
         case "exit": os._exit(7)
         case "crash": os.kill(os.getpid(), signal.SIGSEGV)
@@ -43,7 +43,7 @@ Make = Callable[..., Awaitable[Rewards]]
 @pytest.fixture
 async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
     (tmp_path / "rewards_of_a_user.py").write_text(FUNCTIONS)
-    monkeypatch.chdir(tmp_path)  # modules beside the current directory count, also in the processes
+    monkeypatch.chdir(tmp_path)  # modules in the current directory are importable, also in the processes
     made: list[Rewards] = []
 
     async def make(processes: int = 1, timeout_s: float = 10.0, function: str = "score") -> Rewards:
@@ -111,7 +111,7 @@ async def test_a_cancelled_call_leaves_no_answer_behind(pool: Make) -> None:
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    # The next call must not get the cancelled one's answer: it has a process of its own.
+    # The next call must not get the cancelled one's answer: it has another process.
     assert await rewards.score({"do": "pid"}, "") != before
 
 
@@ -187,7 +187,7 @@ def judge(item, members):
 
 def member(reward: float) -> Member:
     return Member(
-        response="ab\ud800",  # text that is no valid Unicode
+        response="ab\ud800",  # text that is not valid Unicode
         tokens=[1, 2],
         logprobs=[-0.1, -0.2],
         segments=[(0, 1), (1, 1)],
@@ -229,7 +229,7 @@ async def test_verdicts_that_cannot_be(judges: PostProcess, what: str, message: 
 
 
 async def test_rows_of_any_kind_go_through(pool: Make) -> None:
-    """What parquet files and reasoning-gym put into a row."""
+    """Values that parquet files and reasoning-gym put into a row."""
     rewards = await pool()
     row = {
         "answer": "4",

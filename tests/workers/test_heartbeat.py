@@ -1,4 +1,4 @@
-"""The heartbeat renews whatever the main thread does, and stops when the worker makes no progress."""
+"""The heartbeat renews while the main thread is blocked, and stops when the worker makes no progress."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_busy_main_thread_does_not_stop_it(sched: Scheduler) -> None:
         beat, got = heartbeat(own, lease_s=0.6)
         beat.start()
         until = time.monotonic() + 3.0
-        while time.monotonic() < until:  # pure Python: holds the GIL but for the interpreter's switches
+        while time.monotonic() < until:  # pure Python: holds the GIL except for the interpreter's switches
             sum(i * i for i in range(1000))
         beat.stop()
     assert len(got["renewals"]) >= 8
@@ -67,7 +67,7 @@ def test_a_stalled_worker_loses_its_claims_until_it_moves_again(sched: Scheduler
 
 
 class Renewals:
-    """Fails on purpose, as a real server cannot be made to at will."""
+    """Raise errors that a real server cannot be made to raise on demand."""
 
     def __init__(self, *errors: RoqError) -> None:
         self.errors = list(errors)

@@ -1,4 +1,4 @@
-"""The rollout loop with an engine that only pretends, against a real server."""
+"""The rollout loop with a fake engine and a real server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LENGTH = 8
 
 
 class PretendedEngine:
-    """Samples token 1 until ``LENGTH`` of them are out, or for ever while ``held``."""
+    """Sample token 1 ``LENGTH`` times, or forever while ``held``."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -88,7 +88,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> PretendedEngine:
 
 @pytest.fixture
 def work(sched: Scheduler, engine: PretendedEngine, tmp_path: Path) -> Callable[..., None]:
-    """Create a run and work for it, while ``driver`` is called in a thread."""
+    """Create a run and work for it while ``driver`` runs in a thread."""
 
     def start(driver: Callable[[], object], **protocol: Any) -> None:
         prompts = tmp_path / "prompts.jsonl"

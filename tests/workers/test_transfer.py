@@ -24,7 +24,7 @@ Within = Callable[[Any], Any]
 
 
 def nowhere(version: int) -> str:
-    """Where no files are, as the trainer's host would call it."""
+    """A location without files, named as on the trainer's host."""
     return f"/nowhere/v{version:08d}"
 
 
@@ -48,7 +48,7 @@ def engine(start: Callable[[], Engine], close: Callable[[Engine], None]) -> Iter
 
 @pytest.fixture(scope="module")
 def folder(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the trainer exported: versions with even numbers are the model of seed 0, others of seed 1."""
+    """The trainer's exports: even versions are the model of seed 0, odd ones that of seed 1."""
     folder = tmp_path_factory.mktemp("exported")
     for version in range(1, 40):
         (folder / f"v{version:08d}").symlink_to(models(seed=version % 2))
@@ -64,7 +64,7 @@ def sender(folder: Path) -> Iterator[Process]:
 
 
 def next_version(engine: Engine, seed: int) -> int:
-    """The next version whose weights are the model's of that seed."""
+    """The next version with the weights of the model of ``seed``."""
     return engine.version + 1 + (engine.version + 1 + seed) % 2
 
 
@@ -153,7 +153,7 @@ def test_a_sender_that_died_and_its_successor(
 
 @pytest.fixture
 def breaking(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], str]]:
-    """A sender that dies when it has sent so many buffers, of 4 KiB each."""
+    """A sender that dies after a number of buffers of 4 KiB each."""
     with breaking_sender(folder, monkeypatch) as start:
         yield start
 
@@ -167,12 +167,13 @@ def test_a_sender_that_dies_midway_leaves_no_mixture(
     address = breaking(after)
     location = f"{folder}/v{version:08d}"
 
-    async def both() -> None:  # a request is in flight, and goes on
+    async def both() -> None:  # a request in flight continues
         going = asyncio.create_task(collect(engine, PROMPT, seed=8, max_tokens=250))
         await asyncio.sleep(0.1)
         swapped = await engine.swap(location, version, address)
         await going
-        assert "did not come whole" in swapped.trouble
+        assert swapped.how == "read"
+        assert swapped.trouble
 
     run(both())
     assert (engine.version, engine.failure) == (version, "")
@@ -213,11 +214,13 @@ def test_a_frozen_sender_is_waited_for_within_bounds(
         monkeypatch.setattr(receiver, "OFFER_S", 1.0)
         frozen.signal(signal.SIGSTOP)
         swapped = run(engine.swap(str(models(seed=1)), next_version(engine, 1), frozen.address))
-        assert "said nothing within 1 s" in swapped.trouble
+        assert swapped.how == "read"
+        assert swapped.trouble
         began = time.monotonic()
         swapped = run(engine.swap(str(models(seed=0)), engine.version + 1, frozen.address))
         assert time.monotonic() - began < 0.9, "it is not waited for again"
-        assert "did not answer a moment ago" in swapped.trouble
+        assert swapped.how == "read"
+        assert swapped.trouble
         run(engine.swap(str(models(seed=1)), engine.version + 1, frozen.address))
         assert holds(engine, run, models(seed=1))
     finally:

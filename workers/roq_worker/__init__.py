@@ -1,4 +1,4 @@
-"""The rollout worker of roq: vLLM generates, a process apart scores, Redis coordinates.
+"""The rollout worker of roq: vLLM generates, separate processes score, Redis coordinates.
 
-Start reading at :mod:`roq_worker.rollout`. Importing this package imports neither torch nor vLLM.
+Start with :mod:`roq_worker.rollout`. Importing this package imports neither torch nor vLLM.
 """

@@ -18,17 +18,17 @@ from roq.processes import report_error
 
 @click.command()
 @click.option("--redis", "url", required=True, envvar="ROQ_REDIS", help="Server URL: redis://… or unix://….")
-@click.option("--run", required=True, envvar="ROQ_RUN", help="Name of the run; all else is stored with it.")
-@click.option("--name-prefix", default="", help="Put before the worker's name, to tell hosts apart.")
+@click.option("--run", required=True, envvar="ROQ_RUN", help="Name of the run; the job is stored with it.")
+@click.option("--name-prefix", default="", help="Prefix of the worker's name, such as the host's.")
 def main(url: str, run: str, name_prefix: str) -> None:
-    """Generate and score trajectories for a run until it has ended or SIGTERM comes.
+    """Generate and score trajectories for a run until it ends or SIGTERM arrives.
 
-    Exits 0 then, 2 when the job cannot work on this host, 1 for any other failure.
+    Exits 0 in both cases, 2 when the job cannot work on this host, 1 on any other failure.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("roq").addFilter(_Sparing())
-    # vLLM's and torch's about each other; Python's about what a killed engine process left to clean up.
-    # Through the environment, as they come from child processes.
+    logging.getLogger("roq").addFilter(_RateLimit())
+    # vLLM and torch warn about each other, Python about what a killed engine process left behind.
+    # Child processes warn too, so this goes through the environment.
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning,ignore:resource_tracker:UserWarning")
     warnings.simplefilter("ignore", FutureWarning)
     from roq_worker.rollout import rollout
@@ -41,25 +41,25 @@ def main(url: str, run: str, name_prefix: str) -> None:
     _end(code)
 
 
-class _Sparing(logging.Filter):
-    """Lets one line through every 5 s: with the server away, every call under way says so."""
+class _RateLimit(logging.Filter):
+    """Pass one line every 5 s: while the server is unreachable, every pending call logs it."""
 
-    said_at = -5.0
+    passed_at = -5.0
 
     def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002
-        if time.monotonic() - self.said_at < 5.0:
+        if time.monotonic() - self.passed_at < 5.0:
             return False
-        self.said_at = time.monotonic()
+        self.passed_at = time.monotonic()
         return True
 
 
 def _end(code: int) -> None:
-    """End now: a start under way runs in a thread that cannot be stopped, and its processes stay behind."""
+    """Exit at once: a starting vLLM runs in a thread that cannot be stopped, and would leave processes."""
     import psutil
 
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            # This one ends by itself, and first removes the shared memory that the others leave behind.
+            # The resource tracker exits by itself, after removing the shared memory that the others leave.
             if not any("multiprocessing.resource_tracker" in part for part in child.cmdline()):
                 child.kill()
     sys.stdout.flush()

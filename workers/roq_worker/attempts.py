@@ -1,4 +1,4 @@
-"""The claims that this worker holds: each has a task that does what it is for, and hands the result in."""
+"""The claims of this worker, each with a task that generates or post-processes and hands the result in."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Attempts"]
 
 
 class Attempts:
-    """Starts, cancels and hands back the attempts of a worker.
+    """Start, cancel and release the attempts of a worker.
 
     A failed attempt is released as an error; it is never handed in as a reward of 0.
     """
@@ -38,11 +38,11 @@ class Attempts:
 
     @property
     def generating(self) -> int:
-        """Those that take a place in the engine; the others post-process a group."""
+        """How many use engine capacity; the others post-process a group."""
         return sum(draft.claim.member > 0 for draft in self._held.values())
 
     def start(self, claim: Reservation) -> None:
-        """Begin what a claim is for, with the tokens of an earlier worker where they may be continued."""
+        """Start the task of a claim, from the tokens of an earlier worker if they may be continued."""
         draft, worker = Draft(claim), self._worker
         self._held[draft.key] = draft
         partial = worker.job.rollout.partial_rollout
@@ -52,7 +52,7 @@ class Attempts:
         draft.task.add_done_callback(worker.inbox.ended)
 
     def cancel(self, claims: Iterable[Cancelled]) -> None:
-        """Stop what the scheduler does not want any more, in the engine too."""
+        """Stop the attempts that the scheduler cancelled, in the engine too."""
         for claim in claims:
             draft = self._held.pop((claim.group, claim.member, claim.token), None)
             if draft is not None and draft.task is not None:
@@ -60,7 +60,7 @@ class Attempts:
                 draft.task.cancel()
 
     async def stop(self) -> None:
-        """End all tasks; only results that are on their way are waited for."""
+        """Cancel all tasks, except those that are handing in a result; wait for these."""
         for draft in self._held.values():
             if draft.task is not None and not draft.handing_in:
                 draft.task.cancel()
@@ -68,7 +68,7 @@ class Attempts:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def hand_back(self, *, wanted: bool) -> None:
-        """Let go of what :meth:`stop` left; if ``wanted``, another worker continues the tokens so far."""
+        """Forget the attempts that :meth:`stop` cancelled; if ``wanted``, release them with their tokens."""
         if wanted:
             await asyncio.gather(*map(self._release, self._held.values()))
         self._held.clear()
@@ -79,12 +79,12 @@ class Attempts:
             self._worker.counters.released += 1
 
     async def _attempt(self, draft: Draft) -> None:
-        """Do what a claim is for. Cancelled, it stays held, to be handed back."""
+        """Run a claim to its end. A cancelled one stays held, so that it can be released."""
         claim, worker = draft.claim, self._worker
         try:
             await (self._roll if claim.member else self._judge)(draft)
         except Fenced:
-            worker.counters.fenced += 1  # another worker has it now, or nobody needs it
+            worker.counters.fenced += 1  # another worker has it now, or it is no longer needed
         except (RewardError, EngineError, Invalid, InvalidTrajectory) as error:
             if worker.inbox.stop.is_set() and isinstance(error, EngineError):
                 return  # a SIGTERM for the whole process group reached the engine first
@@ -96,7 +96,7 @@ class Attempts:
         self._held.pop(draft.key, None)
 
     async def _roll(self, draft: Draft) -> None:
-        """Generate, score, hand in."""
+        """Generate, score and hand in a trajectory."""
         claim, worker = draft.claim, self._worker
         item = worker.prompts.item(claim.ordinal, worker.job.run.seed)
         # [P]; the group shares its KV cache
@@ -107,15 +107,15 @@ class Attempts:
         trajectory = Trajectory(prompt, **vars(draft.response), reward=reward, finish_reason=finish_reason)
         done = await self._hand_in.complete(claim, trajectory)
         worker.counters.completed += 1
-        if done.judgement is not None:  # it was its group's last
+        if done.judgement is not None:  # the group is complete
             self.start(done.judgement)
         if self._oversampled and done.status != "open":
-            worker.beat.renew_now()  # the candidates that are not needed any more are stopped at once
+            worker.beat.renew_now()  # learn at once which candidates are no longer needed
 
     async def _generate(self, draft: Draft, prompt: list[int]) -> str:
-        """Complete the response; returns why it ended."""
+        """Complete the response and return its finish reason."""
         engine, settings, saved_at = self._worker.engine, self._worker.job.rollout, time.monotonic()
-        finish = engine.finished(draft.response.tokens)  # an earlier worker may have left it all but done
+        finish = engine.finished(draft.response.tokens)  # an earlier worker may have left only the hand-in
         if finish is not None:
             return finish
         room = settings.max_tokens - len(draft.response)
@@ -131,7 +131,7 @@ class Attempts:
         return finish or "stop"
 
     async def _judge(self, draft: Draft) -> None:
-        """Post-process a group whose members are all in."""
+        """Post-process a complete group."""
         claim, worker = draft.claim, self._worker
         item = worker.prompts.item(claim.ordinal, worker.job.run.seed)
         trajectories = await worker.scheduler.group_trajectories(claim.group)

@@ -1,4 +1,4 @@
-"""What vLLM needs only where there is no CUDA. Everything here does nothing where CUDA exists."""
+"""Workarounds for vLLM without CUDA. With CUDA, every function here does nothing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def _cpu_only() -> bool:
 
 
 def set_environment() -> None:
-    """Settings that the engine process inherits; call before vLLM is imported.
+    """Set variables that the engine process inherits; call it before vLLM is imported.
 
-    vLLM binds OpenMP threads to cores by default. Beside a busy neighbour (the trainer, a second
-    worker) bound threads fall from 5.5 ms to 30-110 ms a step, so they stay unbound and single.
-    ``VLLM_ENABLE_V1_MULTIPROCESSING`` lets the "uni" executor of :func:`engine_arguments` stand;
-    AsyncLLM has its engine process all the same. ``TORCH_COMPILE_DISABLE``: one function of vLLM's sampler
-    is compiled in spite of ``enforce_eager``, and the engine dies where there is no C++ compiler.
+    vLLM binds OpenMP threads to cores by default. Next to a busy process (the trainer, a second
+    worker) a step with bound threads takes 30-110 ms instead of 5.5 ms, so there is one unbound thread.
+    ``VLLM_ENABLE_V1_MULTIPROCESSING``: otherwise vLLM replaces the "uni" executor of
+    :func:`engine_arguments`; AsyncLLM still has its engine process. ``TORCH_COMPILE_DISABLE``: one function
+    of vLLM's sampler is compiled despite ``enforce_eager``, and without a C++ compiler the engine dies.
     """
     if _cpu_only():
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -33,12 +33,12 @@ def set_environment() -> None:
 def engine_arguments(max_model_len: int, *, several_ranks: bool) -> dict[str, Any]:
     """Engine arguments that the configuration's ``rollout.engine`` may override.
 
-    ``enforce_eager``: compiling costs 31 s and gains nothing here. ``block_size`` 32: prefix-cache
+    ``enforce_eager``: compiling takes 31 s and gains nothing here. ``block_size`` 32: prefix-cache
     hits on short prompts. The KV cache would otherwise take a share of the whole machine's memory,
-    and a process for the only rank beside the engine process ("mp", vLLM's default here) another 0.5 GB.
-    ``enable_chunked_prefill``: vLLM 0.32 dies of a seeded request whose prefill is cut in two ("CPU
-    Generator does not use offset"), as happens when many go on after a weight swap; without chunks a
-    step must have room for the longest request.
+    and "mp", vLLM's default executor here, starts another process of 0.5 GB for the only rank.
+    ``enable_chunked_prefill``: a seeded request whose prefill is split crashes vLLM 0.32 ("CPU
+    Generator does not use offset"), which happens when many resume after a weight swap; without chunks
+    a step must have room for the longest request.
     """
     if not _cpu_only():
         return {}
@@ -53,7 +53,7 @@ def engine_arguments(max_model_len: int, *, several_ranks: bool) -> dict[str, An
 
 
 def refresh_tied_head(model: Any) -> None:
-    """Pack the output layer again after the embedding that it shares has changed.
+    """Repack the output layer after the embedding that it shares has changed.
 
     oneDNN keeps a packed copy of every linear layer. With tied embeddings no tensor named lm_head
     is loaded, so its copy would keep the old weights, silently (log-probs off by 4 to 6).

@@ -1,4 +1,4 @@
-"""A response in the making: the claim on it and the tokens so far."""
+"""An unfinished response: its claim and the tokens so far."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["Draft", "may_continue", "member_of", "seed_of"]
 
 @dataclass
 class Draft:
-    """``response``: what is generated so far.
+    """A claim and the response generated so far.
 
-    ``handing_in``: its result or its failure is on the way, so that it is neither stopped nor handed back.
+    ``handing_in``: its result or failure is being sent, so it is neither stopped nor released.
     """
 
     claim: Reservation
@@ -28,22 +28,22 @@ class Draft:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """What a cancellation names: group, member, token."""
+        """Group, member and token, by which a cancellation identifies the claim."""
         return self.claim.group, self.claim.member, self.claim.token
 
 
 def seed_of(run_seed: int, claim: Reservation) -> int:
-    """A sampling seed (63 bits) of its own for each attempt at each member of each prompt of a run."""
+    """The sampling seed (63 bits): different for each attempt at each member of each prompt of a run."""
     parts: Sequence[int] = (run_seed, claim.ordinal, claim.member, claim.attempt)
     text = ":".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def may_continue(prefix: Response, version: int, partial: bool) -> bool:
-    """Whether an engine of ``version`` may go on from the tokens that an earlier worker left.
+    """Return True if an engine with weights ``version`` may continue the tokens of an earlier worker.
 
-    Versions never fall within a trajectory: tokens of newer weights are made anew. Without partial rollout
-    (``partial``) a trajectory is of one version.
+    Versions never decrease within a trajectory: a prefix with newer weights is generated again. Without
+    partial rollout (``partial``) a trajectory has one version.
     """
     newest = prefix.newest_version or 0
     return newest <= version if partial else all(of == version for of, _ in prefix.segments)

@@ -1,7 +1,7 @@
-"""vLLM as the rollout loop needs it: stream tokens, and change weights while they stream.
+"""A wrapper around vLLM that streams tokens and changes weights while they stream.
 
-A thin wrapper on ``AsyncLLM``. What it adds: every delta says which weights version sampled which of
-its tokens, and :meth:`Engine.swap` refuses weights that do not fit before it writes the first one.
+It adds two things to ``AsyncLLM``: every delta records which weights version sampled each of its tokens,
+and :meth:`Engine.swap` rejects weights that do not fit before it writes the first tensor.
 
 Not yet run on a GPU.
 """
@@ -29,14 +29,14 @@ from roq_worker.vllm_start import start_vllm
 
 __all__ = ["Delta", "Engine", "Swapped"]
 
-SWAP_LIMIT_S = 240.0  # a large model from a slow disk takes minutes, a hung engine for ever
+SWAP_LIMIT_S = 240.0  # a large model from a slow disk takes minutes
 
 Segments = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Delta:
-    """What one engine step, or a few, added to a response.
+    """The tokens that one or a few engine steps added to a response.
 
     ``finish_reason`` is "stop" or "length" in the last delta and None before.
     """
@@ -50,9 +50,9 @@ class Swapped:
     """How other weights were loaded.
 
     Attributes:
-        seconds: for which nothing was generated.
+        seconds: how long generation was paused.
         how: "received" from the trainer's sender, or "read" from files.
-        trouble: why they were read, though the trainer sends them; empty otherwise.
+        trouble: why they were read although the trainer sends them; empty otherwise.
     """
 
     seconds: float
@@ -61,7 +61,7 @@ class Swapped:
 
 
 class Engine:
-    """One vLLM engine in its own process, with the weights of one version loaded.
+    """One vLLM engine, in its own process, with the weights of one version.
 
     Attributes:
         version: the weights version that new tokens are sampled with.
@@ -105,8 +105,8 @@ class Engine:
                 return await cls.start(
                     str(copy), version, rollout, dtype=dtype, max_prompt_tokens=max_prompt_tokens
                 )
-        # In a thread: starting takes seconds to minutes, and the loop must keep answering meanwhile.
-        # Handed over in a list: an idle thread keeps its last result alive, and with it vLLM's sockets.
+        # In a thread: starting takes seconds to minutes, and the event loop must keep running.
+        # Returned in a list: an idle thread keeps its last result alive, and with it vLLM's sockets.
         started: list[tuple[Any, Shapes, bool]] = []
         limit = max_prompt_tokens + rollout.max_tokens
         start = partial(start_vllm, location, version, rollout, dtype=dtype, max_model_len=limit)
@@ -121,8 +121,8 @@ class Engine:
     ) -> AsyncGenerator[Delta, None]:
         """Sample a continuation of ``prompt`` (token ids, [P]) and yield it as it comes.
 
-        Closing the iterator or cancelling the task aborts the request in the engine at once. To go on
-        from a prefix, pass prompt + prefix; the prefix cache spares most of its computation.
+        Closing the iterator or cancelling the task aborts the request in the engine at once. To continue
+        a prefix, pass prompt + prefix; the prefix cache saves most of its computation.
 
         Raises:
             EngineError: the engine failed or died.
@@ -139,13 +139,13 @@ class Engine:
             top_k=rollout.top_k,
             seed=seed,
             stop=rollout.stop or None,
-            include_stop_str_in_output=True,  # the tokens hold it, so the text the scorer sees does too
+            include_stop_str_in_output=True,  # the tokens contain it, so the scored text must too
             detokenize=bool(rollout.stop),
             logprobs=0,  # of the sampled token only
             output_kind=RequestOutputKind.DELTA,
         )
         request_id = f"r{next(self._ids)}"
-        # The salt keeps blocks computed with other weights from being reused (kv_on_swap = "keep").
+        # The salt prevents the reuse of blocks computed with other weights (kv_on_swap = "keep").
         request = tokens_input(list(prompt), cache_salt=f"v{self.version}")
         sent, starts = 0, None
         if self.inflight == 0:
@@ -155,7 +155,7 @@ class Engine:
             async for output in self._llm.generate(request, params, request_id):
                 self.progress_at = time.monotonic()
                 new = output.outputs[0]
-                if new.weight_versions is not None:  # comes with the last output only
+                if new.weight_versions is not None:  # set in the last output only
                     starts = [(span.version, span.start) for span in new.weight_versions]
                 elif starts is None:
                     starts = self._version_starts(request_id)
@@ -177,24 +177,23 @@ class Engine:
             self.inflight -= 1
 
     def _version_starts(self, request_id: str) -> list[tuple[str, int]]:
-        # (label, first output token) of each span so far; vLLM appends to this list as it goes. Its
-        # public form, CompletionOutput.weight_versions, is there at the end only, and a prefix that
-        # is handed on in mid-response needs its spans too.
+        # (label, first output token) of each span so far; vLLM appends to this list. Its public form,
+        # CompletionOutput.weight_versions, is set at the end only, and a released prefix needs its spans too.
         processor = self._llm.output_processor
         (internal_id,) = processor.external_req_ids[request_id]
         return processor.request_states[internal_id].weight_version_starts
 
     async def swap(self, location: str, version: int, sender: str = "") -> Swapped:
-        """Load other weights of the same shapes under the requests in flight, which all go on.
+        """Load other weights of the same shapes while requests are in flight; all of them continue.
 
         With a ``sender`` they are received from the trainer; if that fails, they are read from ``location``.
 
-        With ``kv_on_swap = "recompute"`` the KV cache in flight is computed again with the new weights, so
-        that later log-probs equal the new model's; with "keep" it stays, and is cheaper and older.
+        With ``kv_on_swap = "recompute"`` the KV cache in flight is recomputed with the new weights, and
+        later log-probs equal the new model's; "keep" is cheaper and keeps the cache of the old weights.
 
         Raises:
-            WeightsError, StoreFailed: they cannot be had or do not fit; the old weights stay in use.
-            EngineError: the engine failed, maybe with some of the new weights written; do not use it again.
+            WeightsError, StoreFailed: they cannot be loaded or do not fit; the old weights stay in use.
+            EngineError: the engine failed, possibly with some new weights written; do not use it again.
         """
         async with self._swapping, AsyncExitStack() as stack:
             sent, trouble = await self._offered(sender, location) if sender else (None, "")
@@ -218,14 +217,14 @@ class Engine:
             except Exception as error:
                 if isinstance(error, WeightsError | StoreFailed) and not self._ranks.mixed:
                     raise
-                # It stays paused: tokens from half-written weights belong to no version.
+                # It stays paused: tokens sampled with half-written weights have no version.
                 self._broken = f"loading weights v{version} failed midway: {one_line(error)}"
                 raise EngineError(self._broken) from error
             self.progress_at = time.monotonic()
             return Swapped(self.progress_at - began, "received" if received else "read", trouble)
 
     async def _offered(self, sender: str, location: str) -> tuple[Sent | None, str]:
-        """What the trainer will send and fits; None, and why not, when the files must be read."""
+        """Weights that the trainer offers and that fit; or None and the reason to read the files."""
         sent = Sent(self._ranks, self._receiver, sender, location)
         try:
             shapes = await sent.shapes()
@@ -242,7 +241,7 @@ class Engine:
         return sent, ""
 
     async def _prepare(self, files: Files, trouble: str) -> None:
-        """Have files that fit on this host; ``trouble``: why the weights were not received."""
+        """Fetch the files and check that they fit; ``trouble``: why the weights were not received."""
         try:
             self._check_fit(files.location, await files.shapes())
         except (WeightsError, StoreFailed) as error:
@@ -251,7 +250,7 @@ class Engine:
             raise type(error)(f"{error}; they were not received either: {trouble}") from error
 
     async def _write(self, sent: Sent | None, files: Files, trouble: str) -> tuple[bool, str]:
-        """Load what is sent, or else the files; whether it was received, and why not."""
+        """Load the sent weights, or else the files. Returns True if received, or the reason why not."""
         if sent is not None:
             try:
                 await sent.load()
@@ -283,17 +282,17 @@ class Engine:
 
     @property
     def failure(self) -> str:
-        """Why this engine can no longer be used; empty while it can."""
+        """Why this engine can no longer be used; empty while it works."""
         if not self._broken and (self._llm is None or self._llm.errored):
-            self._broken = "vLLM's engine process died; see the worker's log for its last words"
+            self._broken = "vLLM's engine process died; see the worker's log"
         return self._broken
 
     def check(self, silent_limit_s: float) -> None:
-        """Raise EngineError when it can no longer be used, or has given no token for so long."""
+        """Raise EngineError if the engine failed, or has produced no token for ``silent_limit_s``."""
         silent_s = time.monotonic() - self.progress_at
         why = self.failure
         if not why and self.inflight and silent_s > silent_limit_s:
-            why = f"vLLM gave no token for {silent_s:.0f} s"
+            why = f"vLLM produced no token for {silent_s:.0f} s"
         if why:
             raise EngineError(why)
 
@@ -312,7 +311,7 @@ class Engine:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """End the engine process; requests still in flight are lost. Blocks, at most ``timeout_s``."""
+        """Stop the engine process; requests in flight are lost. Blocks for at most ``timeout_s``."""
         self._receiver.close()
         self._ranks.close()
         llm, self._llm = self._llm, None
@@ -325,7 +324,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def _spans(starts: Sequence[tuple[str, int]], begin: int, end: int) -> Segments:
-    """The part of ``[begin, end)`` that each version covers, from where each version starts."""
+    """Version and token count of each part of ``[begin, end)``; ``starts``: where each version starts."""
     ends = [start for _, start in starts[1:]] + [end]
     clipped = [
         (int(label), min(stop, end) - max(start, begin))

@@ -1,4 +1,4 @@
-"""Follows the newest published weights: loads them under the requests in flight."""
+"""Load the newest published weights while requests are in flight."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ RETRY_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # then every 30 s
 
 
 class Follow:
-    """Keeps a worker's engine at the newest weights version.
+    """Keep a worker's engine at the newest weights version.
 
     Attributes:
         newest: the newest version that the worker has heard of.
-        trouble: why it cannot be loaded just now; status shows it.
+        trouble: why it cannot be loaded; shown in status.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -31,21 +31,21 @@ class Follow:
 
     @property
     def behind(self) -> bool:
-        """Whether there are newer weights than the engine has."""
+        """True if newer weights than the engine's are published."""
         return self.newest > self._worker.engine.version
 
     @property
     def loading(self) -> bool:
-        """Whether weights are being loaded, or are about to be tried again."""
+        """True while weights are being loaded or a retry is pending."""
         return self._task is not None and not self._task.done()
 
     def heard_of(self, version: int) -> bool:
-        """Take note of a version; whether it is news."""
+        """Note a published version; returns True if it is new."""
         news, self.newest = version > self.newest, max(self.newest, version)
         return news
 
     def take_turn(self, *, may_start: bool) -> bool:
-        """Start to load the newest weights, if the engine is behind; whether a load has just ended."""
+        """Start loading the newest weights if the engine is behind; returns True if a load has just ended."""
         ended = self._task is not None and self._task.done()
         if ended:
             self._task = None
@@ -55,12 +55,12 @@ class Follow:
         return ended
 
     def close(self) -> None:
-        """Stop a load that is under way."""
+        """Cancel a load in progress."""
         if self._task is not None:
             self._task.cancel()
 
     async def _follow(self) -> None:
-        """Load the newest weights; while that fails, generation goes on with the old ones."""
+        """Load the newest weights, with retries; generation continues with the old ones."""
         worker = self._worker
         for attempt in itertools.count():
             try:
@@ -88,7 +88,7 @@ class Follow:
         self._report(newest.version, newest.location, swapped)
 
     def _report(self, version: int, location: str, swapped: Swapped) -> None:
-        """Say which way they came, when that is not as expected or another than before."""
+        """Report how the weights were loaded, if that changed or was not as expected."""
         if swapped.trouble or swapped.how != self._how:
             origin = "" if swapped.how == "received" else f" from {location}"
             why = f": {swapped.trouble}" if swapped.trouble else ""

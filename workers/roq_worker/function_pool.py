@@ -1,8 +1,8 @@
-"""Users' functions in processes of their own, so that nothing they do can stop a worker.
+"""Users' functions in separate processes: nothing they do can stop a worker.
 
-A call that raises, runs out of time (even in a C loop that holds the GIL) or kills its process
-becomes a :class:`roq.errors.RewardError`; the process is replaced. The processes start afresh from
-the interpreter: they share no memory, thread or lock with the worker and its engine.
+A call that raises, times out (even in a C loop that holds the GIL) or kills its process becomes a
+:class:`roq.errors.RewardError`; the process is replaced. The processes are spawned, not forked: they
+share no memory, thread or lock with the worker and its engine.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ START_LIMIT_S = 120.0  # importing a user's module may mean importing torch on a
 
 
 class FunctionPool:
-    """``processes`` copies of the function ``module:function``.
+    """A pool of ``processes`` processes that run the function ``module:function``.
 
     Args:
-        kind: what it is for, one of :data:`roq_worker.function_process.KINDS`.
+        kind: one of :data:`roq_worker.function_process.KINDS`.
         timeout_s: a call that takes longer has failed.
     """
 
@@ -43,7 +43,7 @@ class FunctionPool:
         self._function = function
         self._timeout_s = timeout_s
         self._processes = processes
-        # Every entry is the right to run one call: an idle process, or None where one must be started.
+        # Each entry permits one call: an idle process, or None where one must be started.
         self._free: asyncio.Queue[Process | None] = asyncio.Queue()
 
     async def start(self) -> None:
@@ -61,10 +61,10 @@ class FunctionPool:
             await _kill(self._free.get_nowait())
 
     async def call(self, *arguments: object) -> Any:
-        """What the function returns. Calls beyond ``processes`` wait for their turn.
+        """Call the function. Calls beyond ``processes`` wait for a free process.
 
         Raises:
-            RewardError: the function raised, ran out of time, died, or returned what it must not.
+            RewardError: the function raised, timed out, died, or returned an invalid value.
         """
         request = json.dumps(arguments, default=_plain).encode()
         process = await self._free.get()
@@ -87,7 +87,7 @@ class FunctionPool:
         except ConfigError as error:  # it could be imported once, but not again
             raise RewardError(str(error)) from None
         finally:
-            # Also when cancelled: a process that still works on a call cannot take the next one.
+            # Also when cancelled: a process that is busy with a call cannot take the next one.
             if not answer:
                 await _kill(process)
                 process = None
@@ -101,7 +101,7 @@ class FunctionPool:
             *(sys.executable, "-m", "roq_worker.function_process", self._kind, self._function),
             stdin=PIPE,
             stdout=PIPE,
-            start_new_session=True,  # a SIGTERM for the worker's group must not cost a finished rollout
+            start_new_session=True,  # a SIGTERM to the worker's group must not lose a finished rollout
         )
         try:
             answer = await asyncio.wait_for(_read(process), START_LIMIT_S)
@@ -120,7 +120,7 @@ class FunctionPool:
 
 
 def _plain(thing: Any) -> Any:
-    """What JSON has no form for: dates and sets in parquet rows, numpy's scalars in reasoning-gym's."""
+    """Convert values that JSON lacks: dates and sets of parquet rows, numpy scalars of reasoning-gym."""
     try:
         return msgspec.to_builtins(thing)
     except TypeError:
@@ -137,8 +137,8 @@ async def _kill(process: Process | None) -> None:
     if process is None:
         return
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # with whatever the function started
-    with suppress(TimeoutError):  # a grandchild of its own session may hold the pipes open
+        os.killpg(process.pid, signal.SIGKILL)  # including processes that the function started
+    with suppress(TimeoutError):  # a grandchild in another session may hold the pipes open
         await asyncio.wait_for(process.wait(), END_LIMIT_S)
     assert process.stdin is not None
     process.stdin.close()
@@ -151,17 +151,17 @@ class Rewards(FunctionPool):
         super().__init__("reward", reward.function, reward.timeout_s, reward.processes)
 
     async def score(self, item: dict[str, Any], response: str) -> float:
-        """The reward of ``response``; raises as :meth:`call`."""
+        """Return the reward of ``response``; raises as :meth:`call`."""
         return float(await self.call(item, response))
 
 
 class PostProcess(FunctionPool):
-    """The function that ``protocol.post_process`` names, in as many processes as the rewards have."""
+    """The function that ``protocol.post_process`` names, in ``reward.processes`` processes."""
 
     def __init__(self, function: str | None, reward: Reward) -> None:
         processes = 0 if function is None else reward.processes
         super().__init__("post_process", function or "", reward.timeout_s, processes)
 
     async def judge(self, item: dict[str, Any], members: list[Member]) -> Verdict:
-        """What becomes of a group; raises as :meth:`call`."""
+        """Return the verdict on a group; raises as :meth:`call`."""
         return msgspec.convert(await self.call(item, members), Verdict)

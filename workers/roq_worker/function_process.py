@@ -1,8 +1,8 @@
-"""The process that a user's function runs in: ``python -m roq_worker.function_process KIND module:function``.
+"""The process of a user's function: ``python -m roq_worker.function_process KIND module:function``.
 
-KIND is one of :data:`KINDS`. Frames on stdin and stdout, each a 4-byte big-endian length and a JSON body.
-First it sends one frame when it is ready (or cannot be); then it answers each request, the list of the
-function's arguments, with ``{"result": …}`` or ``{"error": "…"}``. It ends when stdin does.
+KIND is one of :data:`KINDS`. Stdin and stdout carry frames: a 4-byte big-endian length and a JSON body.
+The process sends one frame when it is ready (or cannot start). Then it answers each request, a list of
+arguments, with ``{"result": …}`` or ``{"error": "…"}``, until stdin is closed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from roq.rewards import load_function
 __all__ = ["KINDS", "LENGTH"]
 
 LENGTH = struct.Struct(">I")
-MESSAGE = 2000  # characters of an error
+MAX_ERROR = 2000  # characters
 
 
 class Unusable(Exception):
-    """The function returned what it must not."""
+    """The function returned an invalid value."""
 
 
 def _reward(function: Callable[..., Any], request: list[Any]) -> float:
@@ -58,7 +58,7 @@ def _verdict(function: Callable[..., Any], request: list[Any]) -> Verdict:
 
 
 KINDS = {"reward": ("reward.function", _reward), "post_process": ("protocol.post_process", _verdict)}
-"""What a function is for: the setting that names it, and how it is called."""
+"""Kind of function -> the setting that names it, and how it is called."""
 
 
 def _send(pipe: BinaryIO, answer: dict[str, Any]) -> None:
@@ -72,16 +72,16 @@ def _answer(call: Callable[..., Any], function: Callable[..., Any], request: byt
         return {"result": call(function, json.loads(request))}
     except Unusable as error:
         return {"error": str(error)}
-    except Exception as error:  # noqa: BLE001 - whatever a user's function raises fails its call only
+    except Exception as error:  # noqa: BLE001 - an exception of a user's function fails only its call
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}:{place.lineno}"
-        message = str(error)[:MESSAGE].encode(errors="replace").decode()
+        message = str(error)[:MAX_ERROR].encode(errors="replace").decode()
         return {"error": f"raised {type(error).__name__}: {message} ({where})"}
 
 
 def main() -> None:
     die_with_parent()
-    # The function may print: keep the pipe for frames and send its prints to the log.
+    # The function may print: reserve the pipe for frames and send its output to the log.
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     requests = sys.stdin.buffer
@@ -95,7 +95,7 @@ def main() -> None:
     process = os.getpid()
     while len(header := requests.read(LENGTH.size)) == LENGTH.size:
         answer = _answer(call, function, requests.read(LENGTH.unpack(header)[0]))
-        if os.getpid() != process:  # a fork that the function made and that returned: not ours to answer
+        if os.getpid() != process:  # the function forked, and this is the child
             os._exit(1)
         _send(pipe, answer)
 

@@ -1,4 +1,4 @@
-"""Finished trajectories leave together: those that gather while one call is under way go with the next."""
+"""Hand in finished trajectories in batches: those that finish during one call go with the next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["HandIn"]
 
 
 class HandIn:
-    """``complete``, with one round trip for whatever has gathered since the last one."""
+    """``complete``, with one round trip for all trajectories finished since the last one."""
 
     def __init__(self, scheduler: AsyncScheduler) -> None:
         self._scheduler = scheduler
@@ -33,7 +33,7 @@ class HandIn:
             try:
                 pairs = [(claim, payload) for claim, payload, _ in some]
                 answers = await self._scheduler.complete_many(pairs)
-            except Exception as error:  # noqa: BLE001 - each of them is told
+            except Exception as error:  # noqa: BLE001 - passed to every caller
                 answers = [error] * len(some)
             for (_, _, future), answer in zip(some, answers, strict=True):
                 if future.done():  # its task was cancelled

@@ -1,9 +1,9 @@
-"""Keeps a worker's claims alive from a thread of its own, whatever the worker's loop is busy with.
+"""Renew a worker's lease from a separate thread, even while the worker's event loop is blocked.
 
-A worker holds claims for ``lease_s``; a rollout may take many times that. The thread renews three
-times a lease with its own connection, so a slow reward, a weight swap or a blocked event loop costs
-no claim. But a worker that makes no progress at all must lose its claims: once nobody has called
-:meth:`Heartbeat.tick` for :data:`STALLED_AFTER_S`, the thread stops renewing.
+A lease lasts ``lease_s``; a rollout may take many times that. The thread renews three times per lease
+on its own connection, so a slow reward, a weight swap or a blocked event loop does not lose a claim.
+A worker without progress must lose its claims: when :meth:`Heartbeat.tick` has not been called for
+:data:`STALLED_AFTER_S`, the thread stops renewing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from roq.types import Renewal
 
 __all__ = ["STALLED_AFTER_S", "Heartbeat", "Renewer"]
 
-STALLED_AFTER_S = 300.0  # longer than any engine step or weight load; far shorter than forever
+STALLED_AFTER_S = 300.0  # longer than any engine step or weight load
 
 
 class Renewer(Protocol):
@@ -30,17 +30,17 @@ class Renewer(Protocol):
 
 
 class Heartbeat:
-    """Renews ``worker``'s lease every ``lease_s / 3`` until :meth:`stop`.
+    """Renew ``worker``'s lease every ``lease_s / 3`` until :meth:`stop`.
 
     Args:
         scheduler: a synchronous scheduler that only this thread uses.
         on_renewal: gets each answer; runs in the thread.
-        on_failure: gets a refusal that renewing again cannot mend (no such run); runs in the thread.
-        say: prints one line for a person.
+        on_failure: gets a permanent refusal, such as an unknown run; runs in the thread.
+        say: prints one line.
 
     Attributes:
-        info: what status shows of the worker; ``version`` in it is the one that its engine has. Replaced by
-            the main thread, never changed.
+        info: shown in status; its ``version`` is the one that the engine has loaded. The main thread
+            replaces the dict and never changes it in place.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """Stop renewing. Waits for a renewal under way, at most ``timeout_s``."""
+        """Stop renewing; wait at most ``timeout_s`` for a renewal in progress."""
         self._stop.set()
         self._now.set()
         self._thread.join(timeout_s)
 
     def tick(self) -> None:
-        """Say that the worker makes progress."""
+        """Report progress."""
         self._ticked_at = time.monotonic()
 
     def renew_now(self) -> None:
@@ -92,9 +92,7 @@ class Heartbeat:
             silent_s = began - self._ticked_at
             if silent_s > self._stalled_after_s:
                 if not stalled:
-                    self._say(
-                        f"no progress for {silent_s:.0f} s: no longer renewing, so that others take over"
-                    )
+                    self._say(f"no progress for {silent_s:.0f} s: no longer renewing the lease")
                 stalled = True
             else:
                 stalled = False

@@ -1,4 +1,4 @@
-"""What the loop reacts to: signals of the system, the heartbeat's answers, and tasks that ended."""
+"""The inputs of the rollout loop: OS signals, the heartbeat's answers and finished tasks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """SIGTERM came before a call had its result."""
+    """SIGTERM arrived before a call had its result."""
 
 
 class Inbox:
-    """Belongs to the running event loop; only ``renewed`` and ``failed`` may be called from other threads.
+    """Wakes the running event loop; only ``renewed`` and ``failed`` may be called from other threads.
 
     Attributes:
-        stop: SIGTERM or SIGINT came.
-        changed: anything happened that the loop should look at.
+        stop: SIGTERM or SIGINT arrived.
+        changed: something happened that the loop must handle.
         renewals: the heartbeat's answers that the loop has not read, oldest first.
     """
 
@@ -43,35 +43,35 @@ class Inbox:
         self.changed.set()
 
     def renewed(self, renewal: Renewal) -> None:
-        """The heartbeat has an answer."""
+        """Queue an answer of the heartbeat."""
         self.renewals.append(renewal)
         self._wake()
 
     def failed(self, error: BaseException) -> None:
-        """Something failed that the worker cannot go on without."""
+        """Queue a failure that ends the worker."""
         self._failures.append(error)
         self._wake()
 
     def ended(self, task: asyncio.Task[Any]) -> None:
-        """A task is done, which may have failed; to be added as its callback."""
+        """Wake the loop for a finished task, and queue its failure; add this as the task's callback."""
         if not task.cancelled() and (error := task.exception()):
             self._failures.append(error)
         self.changed.set()
 
     def _wake(self) -> None:
-        with suppress(RuntimeError):  # the loop has closed: nobody needs it any more
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.changed.set)
 
     def raise_failure(self) -> None:
-        """Raise the oldest failure, if there is one."""
+        """Raise the oldest queued failure, if any."""
         if self._failures:
             raise self._failures.popleft()
 
     async def unless_stopped(self, work: Awaitable[T]) -> T:
-        """The result of ``work``.
+        """Return the result of ``work``.
 
         Raises:
-            Stopped: SIGTERM came first.
+            Stopped: SIGTERM arrived first.
         """
         task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self.stop.wait())
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What a worker counts, and the lines it writes to ``workers/{worker}.jsonl`` in the run's folder."""
+"""A worker's counters, and the lines it writes to ``workers/{worker}.jsonl`` in the run's folder."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["Counters", "Log", "Rate", "resident_bytes"]
 
 @dataclass
 class Counters:
-    """Counted since the worker's loop began; all only rise.
+    """Cumulative counters since the start of the rollout loop.
 
     Attributes:
         completed: trajectories handed in.
         post_processed: groups post-processed.
-        released: handed back unfinished at a detach.
-        cancelled: stopped because the scheduler said so.
-        fenced: finished or failed too late, when another worker had the claim.
-        failed: attempts that a reward function or the engine failed.
-        swaps, swap_s: weights loaded while running, and the seconds without generation for it.
-        received: of these, the ones that the trainer sent.
-        idle_s: the engine had nothing to do.
-        blocked_s: there were free places, and the scheduler refused to fill them.
-        reserve_wait_s: the loop waited for an answer with free places in the engine. Results are handed
-            in beside generation and hold nothing up; ``scheduler_s`` in the log counts them too.
+        released: claims released unfinished when leaving.
+        cancelled: attempts cancelled by the scheduler.
+        fenced: attempts finished or failed after another worker got the claim.
+        failed: attempts failed by a reward function or the engine.
+        swaps, swap_s: weight swaps, and the seconds without generation during them.
+        received: swaps with weights sent by the trainer.
+        idle_s: seconds without work for the engine.
+        blocked_s: seconds with free capacity that the scheduler refused to fill.
+        reserve_wait_s: seconds waiting for ``reserve`` with free capacity. Handing in results does not
+            block generation; ``scheduler_s`` in the log counts both.
     """
 
     completed: int = 0
@@ -50,12 +50,12 @@ class Counters:
     reserve_wait_s: float = 0.0
 
     def shown(self) -> dict[str, float]:
-        """All of them as status and metrics show them, seconds to the millisecond."""
+        """All counters by name, seconds rounded to the millisecond."""
         return {name: round(value, 3) for name, value in asdict(self).items()}
 
 
 class Log:
-    """Appends lines of JSON; a disk that refuses them is reported once and costs nothing else."""
+    """Append lines of JSON; a write error is reported once, and the worker continues."""
 
     def __init__(self, folder: Path, worker: str, say: Callable[[str], None]) -> None:
         self._path = folder / "workers" / f"{worker}.jsonl"
@@ -73,7 +73,7 @@ class Log:
         inflight: int,
         done: bool = False,
     ) -> None:
-        """One line: all counters, what the engine and the client count, and how things stand now."""
+        """Append one line: the counters of worker, engine and client, and the current state."""
         line = {
             "time": time.time(),
             "worker": self._worker,
@@ -95,19 +95,19 @@ class Log:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             if not self._failed:
-                self._say(f"metrics cannot be written, going on without: {error}")
+                self._say(f"cannot write metrics, continuing without: {error}")
             self._failed = True
 
 
 @dataclass
 class Rate:
-    """A rate over the last ``over_s`` seconds of a count that only rises."""
+    """The rate of a cumulative count over the last ``over_s`` seconds."""
 
     over_s: float = 10.0
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def update(self, count: int) -> float:
-        """Take in the count of now; returns its rise per second."""
+        """Add the current count; returns its increase per second."""
         now = time.monotonic()
         self._seen.append((now, count))
         while len(self._seen) > 2 and now - self._seen[1][0] >= self.over_s:
@@ -117,9 +117,9 @@ class Rate:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process and all its descendants (engine and reward processes).
+    """Resident memory in bytes of this process and its descendants (engine and reward processes).
 
-    Pages that they share, such as torch's libraries, are counted once (PSS, where the system tells it).
+    Shared pages, such as torch's libraries, are counted once (PSS, where the system reports it).
     """
     total = 0
     me = psutil.Process()
@@ -127,6 +127,6 @@ def resident_bytes() -> int:
         try:
             memory = process.memory_full_info()
             total += getattr(memory, "pss", memory.rss)
-        except psutil.Error:  # it ended meanwhile
+        except psutil.Error:  # the process has ended
             continue
     return total

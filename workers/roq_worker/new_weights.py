@@ -1,7 +1,7 @@
-"""The two ways in which other weights come into a running engine: as files, or sent by the trainer.
+"""The two sources of new weights for a running engine: files, or the trainer's sender.
 
-Each first says which tensors will come (``shapes``), so that what does not fit is refused before the first
-write, and then writes them (``load``), while the engine generates nothing.
+Each first lists its tensors (``shapes``), so weights that do not fit are rejected before the first write.
+``load`` then writes them, while generation is paused.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from roq_worker.receiver import Place, Receiver
 
 __all__ = ["Files", "Ranks", "Sent", "local"]
 
-MEET_LIMIT_S = 60.0  # each rank ends by itself long before
+MEET_LIMIT_S = 60.0  # each rank gives up long before
 
 
 class Ranks:
-    """The ranks of an engine, as far as weights are concerned.
+    """The ranks of an engine, for loading weights.
 
     Attributes:
-        count: how many there are.
-        mixed: the model holds some new weights and some old ones; only loading all of them ends that.
+        count: the number of ranks.
+        mixed: the model has some new and some old weights, until a complete version is loaded.
     """
 
     def __init__(self, llm: Any) -> None:
@@ -40,14 +40,14 @@ class Ranks:
         self.mixed = False
 
     def close(self) -> None:
-        """Let go of the engine."""
+        """Release the engine."""
         self._llm = None
 
     async def meet(self, place: Place) -> None:
-        """Bring all ranks together with the trainer's sender. Generation stands still for it.
+        """Connect all ranks with the trainer's sender. Generation stops during this call.
 
         Raises:
-            SenderSilent: a rank did not meet it.
+            SenderSilent: a rank did not reach it.
             EngineError: the engine did not answer.
         """
         try:
@@ -55,16 +55,16 @@ class Ranks:
                 answers = await self._llm.collective_rpc("roq_meet", args=(asdict(place),))
         except TimeoutError:
             raise EngineError(
-                f"vLLM did not answer within {MEET_LIMIT_S:.0f} s when it met the trainer's sender"
+                f"vLLM did not answer within {MEET_LIMIT_S:.0f} s while connecting to the trainer's sender"
             ) from None
         if trouble := next(filter(None, answers), ""):
-            raise SenderSilent(f"the engine did not meet the sender at {place.host}:{place.port}: {trouble}")
+            raise SenderSilent(f"the engine did not reach the sender at {place.host}:{place.port}: {trouble}")
 
     async def load(self, source: dict[str, Any]) -> None:
         """Load a :class:`roq_worker.weight_transfer.Source` on every rank.
 
         Raises:
-            WeightsError: a rank failed; :attr:`mixed` says whether anything was written.
+            WeightsError: a rank failed; :attr:`mixed` is set if anything was written.
         """
         answers: list[tuple[bool, str]] = await self._llm.collective_rpc("roq_load", args=(source,))
         errors = [error for _, error in answers if error]
@@ -74,7 +74,7 @@ class Ranks:
 
 
 class Files:
-    """The files at ``location``: a folder, or an object store's; a copy is kept while ``stack`` is open."""
+    """The files at ``location``, a folder or a URL; the local copy is kept while ``stack`` is open."""
 
     def __init__(self, ranks: Ranks, location: str, stack: AsyncExitStack) -> None:
         self.location = location
@@ -83,15 +83,15 @@ class Files:
         self._folder = Path()
 
     async def shapes(self) -> Shapes:
-        """Fetch them, if they are not on this host, and read their headers.
+        """Fetch the files, unless they are on this host, and read their headers.
 
         Raises:
-            WeightsError, StoreFailed: they are not there, or not whole.
+            WeightsError, StoreFailed: files are missing or incomplete.
         """
         self._folder = await self._stack.enter_async_context(local(self.location))
         if not self._folder.is_dir():
             raise WeightsError(
-                f"{self._folder}: there is no such folder; is it on a disk that this host shares?"
+                f"{self._folder}: no such folder; check that this host mounts the weights folder"
             )
         try:
             return await asyncio.to_thread(read_shapes, self._folder)
@@ -99,16 +99,12 @@ class Files:
             raise WeightsError(str(error)) from None
 
     async def load(self) -> None:
-        """Write them into the model.
-
-        Raises:
-            WeightsError: a rank failed.
-        """
+        """Write the weights into the model; raises as :meth:`Ranks.load`."""
         await self._ranks.load({"path": str(self._folder)})
 
 
 class Sent:
-    """What the trainer's ``sender`` sends of the version at ``location``."""
+    """The version at ``location``, sent by the trainer's ``sender``."""
 
     def __init__(self, ranks: Ranks, receiver: Receiver, sender: str, location: str) -> None:
         self._ranks = ranks
@@ -118,10 +114,10 @@ class Sent:
         self._offer = Offer()
 
     async def shapes(self) -> Shapes:
-        """Ask for them; the sender then waits for :meth:`load`, or :meth:`decline`.
+        """Request the weights; the sender then waits for :meth:`load` or :meth:`decline`.
 
         Raises:
-            TransferFailed: the sender is not reached, or does not have them.
+            TransferFailed: the sender is unreachable, or does not have them.
             EngineError: the engine did not answer.
         """
         with self._receiver.watched(self._sender):
@@ -129,32 +125,32 @@ class Sent:
             if place is not None:
                 await self._ranks.meet(place)
             self._offer = await self._receiver.offer(self._location)
-        if self._offer.error:  # the connection is as good as before
+        if self._offer.error:  # the connection stays usable
             raise TransferFailed(self._offer.error)
         return {tensor.name: tuple(tensor.shape) for tensor in self._offer.tensors}
 
     async def load(self) -> None:
-        """Receive them.
+        """Receive the weights.
 
         Raises:
-            TransferFailed: not all came; ``Ranks.mixed`` says whether anything was written.
+            TransferFailed: the transfer broke off; ``Ranks.mixed`` is set if anything was written.
         """
         self._receiver.go()
         try:
             await self._ranks.load({"offer": msgspec.json.encode(self._offer)})
         except WeightsError as error:
             self._receiver.close()
-            raise TransferFailed(f"the trainer's weights did not come whole: {error}") from error
+            raise TransferFailed(f"receiving weights from the trainer failed: {error}") from error
         await self._receiver.done()
 
     def decline(self) -> None:
-        """Take nothing of what was offered."""
+        """Reject the offer."""
         self._receiver.close()
 
 
 @asynccontextmanager
 async def local(location: str) -> AsyncGenerator[Path]:
-    """Weights as a folder on this host; those in an object store are fetched, while generation goes on."""
+    """A folder on this host with the weights; fetches those in an object store while generation continues."""
     copy = fetch(location)
     folder = await asyncio.to_thread(copy.__enter__)
     try:

@@ -1,7 +1,7 @@
-"""The worker's side of weights that the trainer sends: the connection over which they are asked for.
+"""The worker's connection to the trainer's sender, over which it requests weights.
 
-The tensors themselves come to the engine's ranks (weight_transfer.py). Everything here fails as
-:class:`TransferFailed`, and then the files are read instead.
+The engine's ranks receive the tensors (weight_transfer.py). Every failure here is a
+:class:`TransferFailed`; the worker then reads the files instead.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from roq.weights import messages
 __all__ = ["Place", "Receiver"]
 
 CONNECT_S = 10.0
-OFFER_S = 15.0  # for an answer; one that waits for its turn is told so every few seconds
-AVOID_S = 60.0  # a sender that does not answer is not asked again for so long
+OFFER_S = 15.0  # for an answer; a queued worker gets one every few seconds
+AVOID_S = 60.0  # a sender that did not answer is not asked again for this long
 DONE_S = 30.0  # after the last byte
 
 
@@ -31,10 +31,10 @@ class Place:
     """Where an engine's ranks meet the trainer's sender.
 
     Attributes:
-        backend, port, name: as :class:`roq.weights.messages.Meeting` says.
+        backend, port, name: see :class:`roq.weights.messages.Meeting`.
         host: the sender's.
-        size: of the group: the ranks and the sender.
-        address: of this host on the network that leads to the sender.
+        size: of the group, which is the ranks and the sender.
+        address: of this host, on the network of the sender.
     """
 
     backend: str
@@ -46,10 +46,10 @@ class Place:
 
 
 class Receiver:
-    """A connection to the sender of the moment; it is opened when weights are asked for, and kept.
+    """The connection to the current sender, opened at the first request.
 
     Args:
-        ranks: how many the engine has.
+        ranks: number of ranks of the engine.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -61,13 +61,13 @@ class Receiver:
 
     @contextmanager
     def watched(self, sender: str) -> Iterator[None]:
-        """While a sender is asked: a failure ends the connection, and a silent one is then left alone.
+        """Close the connection on failure; avoid a silent sender for :data:`AVOID_S`.
 
         Raises:
-            TransferFailed: it did not answer a moment ago.
+            TransferFailed: the sender is being avoided.
         """
         if sender == self._silent and time.monotonic() < self._avoid_until:
-            raise TransferFailed("the trainer's sender did not answer a moment ago")
+            raise TransferFailed(f"the trainer's sender did not answer within the last {AVOID_S:.0f} s")
         try:
             yield
         except BaseException as error:
@@ -80,10 +80,10 @@ class Receiver:
         """Connect, unless there is a connection to this sender.
 
         Returns:
-            Where the engine's ranks must meet it before anything else is asked; None if they have.
+            Where the engine's ranks must meet the sender before the first request; None if they have met.
 
         Raises:
-            TransferFailed: it is not reached.
+            TransferFailed: the sender is unreachable.
         """
         if sender == self._sender:
             return None
@@ -94,17 +94,17 @@ class Receiver:
         meeting = await self._ask(messages.Hello(secret, self._ranks), messages.Meeting, CONNECT_S)
         if meeting.error:
             raise TransferFailed(meeting.error)
-        _, probe = await _open(host, meeting.port)  # the engine stands still while its ranks try
+        _, probe = await _open(host, meeting.port)  # before the ranks try, which stops generation
         probe.close()
         self._sender = sender
         here = self._writer.get_extra_info("sockname")[0]
         return Place(meeting.backend, host, meeting.port, meeting.name, self._ranks + 1, here)
 
     async def offer(self, location: str) -> messages.Offer:
-        """What will come of the weights at ``location``, or why they will not.
+        """Request the weights at ``location``; the offer lists the tensors, or has the error.
 
         Raises:
-            TransferFailed: there is no answer.
+            TransferFailed: no answer.
         """
         offer = await self._ask(messages.Ask(_name(location)), messages.Offer, OFFER_S)
         while offer.queued:
@@ -112,12 +112,12 @@ class Receiver:
         return offer
 
     def go(self) -> None:
-        """The engine is about to receive."""
+        """Tell the sender that the engine is ready to receive."""
         assert self._writer is not None
         self._writer.write(messages.encode(messages.Go()))
 
     async def done(self) -> None:
-        """Everything was received: hear the sender say the same, or leave it."""
+        """Wait for the sender's confirmation after the last tensor; without it, disconnect."""
         try:
             await self._read(messages.Done, DONE_S)
         except TransferFailed:
@@ -134,12 +134,12 @@ class Receiver:
             async with asyncio.timeout(limit_s):
                 return messages.decode(await self._reader.readline(), kind)
         except TimeoutError:
-            raise SenderSilent(f"the trainer's sender said nothing within {limit_s:g} s") from None
+            raise SenderSilent(f"no answer from the trainer's sender within {limit_s:g} s") from None
         except (OSError, ValueError, TransferFailed) as error:
             raise TransferFailed(f"the trainer's sender ended the connection: {error}") from None
 
     def close(self) -> None:
-        """Leave the sender; the next offer connects again."""
+        """Disconnect; the next request connects again."""
         if self._writer is not None:
             self._writer.close()
         self._reader = self._writer = None
@@ -151,11 +151,11 @@ async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.Str
         async with asyncio.timeout(CONNECT_S):
             return await asyncio.open_connection(host, port, limit=messages.LINE_BYTES)
     except ConnectionRefusedError:
-        raise TransferFailed(f"no sender at {host}:{port} any more, or none that is reached by it") from None
-    except (OSError, ValueError) as error:  # the latter of names that cannot be one
+        raise TransferFailed(f"no trainer's sender at {host}:{port}: connection refused") from None
+    except (OSError, ValueError) as error:  # ValueError: an invalid host name
         raise SenderSilent(
-            f"the trainer's sender at {host}:{port} is not reached ({str(error) or 'no answer'}); if workers "
-            "reach that host by another address, start the trainer with --address; no firewall may be between"
+            f"the trainer's sender at {host}:{port} is unreachable ({str(error) or 'no answer'}); check "
+            "firewalls, or start the trainer with --address if workers reach its host by another address"
         ) from None
 
 

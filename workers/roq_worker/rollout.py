@@ -1,20 +1,20 @@
-"""The rollout loop: keep an engine full of trajectories that the scheduler wants, and hand them in.
+"""The rollout loop: keep the engine busy with claims from the scheduler, and hand in the trajectories.
 
     python -m roq_worker --redis redis://localhost:6379 --run demo
 
 One loop, and one task for each trajectory:
 
-- loop: whenever the engine has free places, ask the scheduler for as many trajectories, with the
-  weights version that the engine *really* has loaded; start a task for each claim granted. When the
-  scheduler refuses, sleep until it signals a change.
-- task: generate (going on from the tokens that an earlier worker left), score in another process,
-  hand in token ids, log-probs, version segments and reward.
-- new weights are loaded under the tasks' feet: everything in flight goes on, and later tokens are
-  marked with the new version.
-- a heartbeat thread keeps the claims; what it is told to stop is stopped in the engine at once.
-- a group whose members are all in may need post-processing: whoever completed it runs the user's function.
-- SIGTERM: stop asking, hand unfinished tokens back for another worker to continue, leave.
-- asked to drain: stop asking, end what is in flight, leave.
+- Loop: when the engine has free capacity, reserve that many trajectories with the weights version that
+  the engine has *loaded*, and start a task for each claim. After a refusal, sleep until the scheduler
+  signals a change.
+- Task: generate (or continue the tokens of an earlier worker), score in another process, hand in token
+  ids, log-probs, version segments and reward.
+- New weights are loaded while tasks run; everything in flight continues, and later tokens are marked with
+  the new version.
+- A heartbeat thread renews the lease; cancelled claims are stopped in the engine at once.
+- The worker that completes a group runs the user's post-processing function, if there is one.
+- SIGTERM: stop reserving, release unfinished tokens for another worker to continue, leave.
+- Drain: stop reserving, finish what is in flight, leave.
 
 A failed attempt is released as an error; it is never handed in as a reward of 0.
 """
@@ -36,15 +36,15 @@ from roq_worker.supply import Supply
 __all__ = ["rollout"]
 
 LOG_EVERY_S = 5.0
-ENGINE_END_S = 2.0  # of shutdown_s; the rest is for handing back
+ENGINE_END_S = 2.0  # of shutdown_s; the rest is for releasing claims
 
 
 async def rollout(url: str, run: str, name_prefix: str = "") -> None:
-    """Work for ``run`` until it has ended or SIGTERM comes; then everything held is handed back.
+    """Work for ``run`` until it ends or SIGTERM arrives; then release all claims.
 
     Raises:
         ConfigError: something in the job cannot work on this host.
-        EngineError: the engine died or hung; what it held was released first.
+        EngineError: the engine died or hung; all claims were released first.
         RoqError: the run does not exist, or its server cannot be used.
     """
     try:
@@ -59,23 +59,23 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
 
     try:
         while not (inbox.stop.is_set() or over or (draining and not attempts)):
-            inbox.changed.clear()  # whatever changes from here on ends the sleep below
+            inbox.changed.clear()  # any change from here on ends the sleep below
 
-            # ---- what happened: the heartbeat's answers, failures, a load that ended
+            # ---- handle the heartbeat's answers, failures and finished weight loads
             while inbox.renewals:
                 renewal = inbox.renewals.popleft()
                 follow.heard_of(renewal.version)
                 over, draining = over or renewal.ended, draining or renewal.draining
                 attempts.cancel(renewal.cancelled)
             inbox.raise_failure()
-            engine.check(STALLED_AFTER_S)  # a hung engine must lose its claims: no tick, no renewal
+            engine.check(STALLED_AFTER_S)  # a hung engine must lose its claims, so this precedes tick
             worker.beat.tick()
-            # Without partial rollout, what is in flight ends before newer weights come.
+            # Without partial rollout, newer weights are loaded when nothing is in flight.
             idle = not attempts.generating
             if follow.take_turn(may_start=settings.partial_rollout or idle):
                 supply.ask_again()
 
-            # ---- fill the free places
+            # ---- fill the free capacity
             free = settings.max_concurrency - attempts.generating
             if draining or (follow.behind and not settings.partial_rollout):
                 free = 0
@@ -85,9 +85,9 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
                 free -= len(grant.reservations)
                 over = grant.ended
                 if follow.heard_of(grant.version):
-                    inbox.changed.set()  # no signal will come for new weights that this answer tells of
+                    inbox.changed.set()  # there will be no signal for a version that this answer announced
 
-            # ---- tell, and sleep until something changes
+            # ---- report, and sleep until something changes
             _show(worker, attempts, follow, supply, rate, draining=draining)
             if time.monotonic() - logged_at >= LOG_EVERY_S:
                 logged_at = time.monotonic()
@@ -99,8 +99,8 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
             counters.idle_s += passed if idle else 0.0
             counters.blocked_s += passed if blocked else 0.0
     except Stopped:
-        pass  # in the middle of a call; should it have granted claims, leaving gives them back
-    except Exception as error:  # noqa: BLE001 - raised again below, once everything is handed back
+        pass  # during a call; if it granted claims, leaving releases them
+    except Exception as error:  # noqa: BLE001 - raised again below, after all claims are released
         problem = error
 
     why = problem or ("SIGTERM" if inbox.stop.is_set() else "drained")
@@ -112,7 +112,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
         limit_s = max(1.0, settings.shutdown_s - ENGINE_END_S)
         await asyncio.wait_for(_leave(worker, attempts, over=over), limit_s)
     except TimeoutError:
-        worker.say(f"not all was handed back within {settings.shutdown_s:g} s; leases give back the rest")
+        worker.say(f"not all claims were released within {settings.shutdown_s:g} s; the rest will expire")
     worker.log.write(counters, engine, worker.scheduler, inflight=len(attempts), done=True)
     await worker.close()
     if problem is not None:
@@ -120,9 +120,9 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
 
 
 async def _leave(worker: Worker, attempts: Attempts, *, over: bool) -> None:
-    """Hand everything back."""
+    """Release all claims and leave the run."""
     await attempts.stop()
-    worker.beat.stop()  # one more renewal would register this worker anew
+    worker.beat.stop()  # another renewal would register this worker again
     await attempts.hand_back(wanted=not over)
     await worker.scheduler.leave(worker.name)
 
@@ -130,7 +130,7 @@ async def _leave(worker: Worker, attempts: Attempts, *, over: bool) -> None:
 def _show(
     worker: Worker, attempts: Attempts, follow: Follow, supply: Supply, rate: Rate, *, draining: bool
 ) -> None:
-    """Have the next heartbeat carry what status shows of this worker."""
+    """Set what the next heartbeat reports to status."""
     engine = worker.engine
     doing = "generating" if supply.refused is None else f"waiting: {supply.refused}"
     if draining:

@@ -1,4 +1,4 @@
-"""What a worker does once, before its loop: read the job, check the prompts, start all that it needs."""
+"""Start a worker: read the job, check the prompts, start engine, heartbeat and function processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["Worker", "start_worker"]
 
 @dataclass(frozen=True)
 class Worker:
-    """All that a worker consists of, once it has started."""
+    """The parts of a running worker."""
 
     name: str
     job: Job
@@ -48,7 +48,7 @@ class Worker:
     say: Callable[[str], None]
 
     async def close(self) -> None:
-        """End the engine and all processes; nothing is handed back any more."""
+        """Stop the engine and all processes, without releasing claims."""
         self.engine.close()
         await asyncio.gather(self.rewards.close(), self.post_process.close())
         await self.scheduler.aclose()
@@ -58,14 +58,14 @@ async def start_worker(url: str, run: str, name_prefix: str) -> Worker:
     """Start everything, the heartbeat first.
 
     Raises:
-        Stopped: SIGTERM came first.
+        Stopped: SIGTERM arrived first.
         ConfigError: something in the job cannot work on this host.
         EngineError: vLLM did not start.
         RoqError: the run does not exist, or its server cannot be used.
     """
     name, inbox = unique_name(name_prefix), Inbox()
     say = partial(_say, name)
-    scheduler = AsyncScheduler(url, run, retry_s=None)  # a server that is away is waited for, with a message
+    scheduler = AsyncScheduler(url, run, retry_s=None)  # wait for an unreachable server, and log it
     job, prompts = await inbox.unless_stopped(read_work(scheduler))
     beat = Heartbeat(
         Scheduler(url, run, retry_s=None),
@@ -76,7 +76,7 @@ async def start_worker(url: str, run: str, name_prefix: str) -> Worker:
         say=say,
     )
     beat.info = {"roq": version("roq"), "doing": "starting"}
-    beat.start()  # before the engine: the pin on the weights it loads lasts no longer than our lease
+    beat.start()  # before the engine: the pin on its weights lasts only as long as the lease
     rewards, post_process = Rewards(job.reward), PostProcess(job.protocol.post_process, job.reward)
     try:
         await inbox.unless_stopped(asyncio.gather(rewards.start(), post_process.start()))
@@ -99,10 +99,10 @@ def _say(worker: str, line: str) -> None:
 
 
 async def read_work(scheduler: AsyncScheduler) -> tuple[Job, Prompts]:
-    """The run's job, and its prompts as found on this host.
+    """The run's job, and its prompts from this host.
 
     Raises:
-        ConfigError: they cannot be loaded, or are not the ones the run was created with.
+        ConfigError: the prompts cannot be loaded, or differ from those the run was created with.
     """
     job, settings = await read_job_async(scheduler), await scheduler.settings()
     prompts = await asyncio.to_thread(load_prompts, job.data)
@@ -117,16 +117,16 @@ async def read_work(scheduler: AsyncScheduler) -> tuple[Job, Prompts]:
 
 
 async def start_engine(scheduler: AsyncScheduler, worker: str, job: Job, prompts: Prompts) -> Engine:
-    """Start the engine on the newest published weights, pinned so that nobody deletes them meanwhile.
+    """Start the engine on the newest published weights, pinned so that they are not deleted while it loads.
 
-    Where the trainer sends weights and its files are not seen from here, start on the base model: the loop
-    receives the newest first thing.
+    Where the trainer sends weights and its files are not readable here, start on the base model; the loop
+    then receives the newest version first.
 
     Raises:
         ConfigError: the model, the engine's arguments or the prompts' lengths cannot work.
         EngineError: vLLM did not start.
     """
-    weight_store(job.run)  # a missing driver is found now, not with the first new weights
+    weight_store(job.run)  # finds a missing driver now, not with the first new weights
     weights = await scheduler.pin(worker)
     if job.run.transfer != "files" and not _is_readable(weights.location):
         weights = await scheduler.pin(worker, version=0)

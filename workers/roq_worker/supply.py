@@ -1,4 +1,4 @@
-"""Asks the scheduler for claims: for as many as there is room for now, because one that waits grows stale."""
+"""Reserve claims: only as many as the engine has capacity for, because a waiting claim grows stale."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from roq_worker.setup import Worker
 
 __all__ = ["Supply"]
 
-GAP_S = 0.02  # places freed within this time are asked for in one call
-REFUSED_WAIT_S = 5.0  # a refused worker asks again after this even if no signal came
+GAP_S = 0.02  # capacity freed within this time is reserved in one call
+REFUSED_WAIT_S = 5.0  # a refused worker asks again after this time, even without a signal
 LONGEST_SLEEP_S = 1.0
 
 
 class Supply:
-    """When to ask, and what the last answer was.
+    """Decide when to reserve, and keep the last answer.
 
     Attributes:
-        refused: why the scheduler gave less than asked for; None when it may be asked again.
+        refused: why the scheduler granted less than asked; None when it may be asked again.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -33,10 +33,10 @@ class Supply:
         self.refused = None
 
     async def ask(self, free: int) -> Grant | None:
-        """Ask for ``free`` claims; None when it is too early, or nothing has changed since a refusal.
+        """Reserve ``free`` claims; None when it is too early, or nothing has changed since a refusal.
 
         Raises:
-            Stopped: SIGTERM came first.
+            Stopped: SIGTERM arrived first.
         """
         worker = self._worker
         if self._watch is not None and (self._watch.done() or self.refused is None):
@@ -57,12 +57,12 @@ class Supply:
         return grant
 
     def sleep_s(self, free: int) -> float:
-        """For how long the loop may sleep at most, with so many places left."""
+        """The longest that the loop may sleep, with ``free`` capacity left."""
         if free and self.refused is None:
             return max(0.0, self._ask_at - time.monotonic())
         return LONGEST_SLEEP_S
 
     def close(self) -> None:
-        """Wait for no signal any more."""
+        """Stop waiting for a signal."""
         if self._watch is not None:
             self._watch.cancel()

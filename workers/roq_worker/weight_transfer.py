@@ -1,9 +1,9 @@
-"""A weight-transfer backend for vLLM: from a Hugging Face folder, or from the trainer; in the engine process.
+"""A weight-transfer backend for vLLM, in the engine process: from a Hugging Face folder or from the trainer.
 
-vLLM's own backend for NCCL has one group of a fixed size, which the trainer drives and all workers are in.
-Here weights are files, read by any number of workers when they like, and where the trainer sends them, every
-engine has a group of its own with it (roq/weights/broadcast.py) and asks when it is ready.
-Named by ``worker_extension_cls``: importing this module registers the backend.
+vLLM's NCCL backend has one group of fixed size with all workers, driven by the trainer. Here any number of
+workers read files when they are ready; where the trainer sends weights, each engine has a separate group
+with it (roq/weights/broadcast.py). ``worker_extension_cls`` names this module; importing it registers the
+backend.
 
 Not yet run on a GPU.
 """
@@ -45,22 +45,22 @@ Tensors = Generator[tuple[str, torch.Tensor]]
 
 @dataclass
 class Meeting(Place, WeightTransferInitInfo):
-    """A :class:`Place`, as vLLM hands it on."""
+    """A :class:`Place` in the form that vLLM passes to :class:`Transfer`."""
 
 
 @dataclass
 class Source(WeightTransferUpdateInfo):
-    """``path`` of the folder with the new weights, or the sender's ``offer`` (JSON) of what will come."""
+    """``path`` of the folder with the new weights, or the sender's ``offer`` (JSON)."""
 
     path: str = ""
     offer: bytes = b""
 
 
 class Transfer(WeightTransferEngine[Meeting, Source]):
-    """Loads tensors into the running model: all ``*.safetensors`` of a folder, or what the sender sends.
+    """Load tensors into the running model: all ``*.safetensors`` of a folder, or those that are sent.
 
-    The caller has checked names and shapes. After a failure the model holds some of the new weights; only
-    another update, of all of them, makes it usable again.
+    The caller has checked names and shapes. After a failure the model may have some of the new weights;
+    only a complete update makes it usable again.
     """
 
     init_info_cls = Meeting
@@ -69,9 +69,9 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._group: broadcast.Group | None = None
-        self.written = False  # by the last update: the model may hold some of the new weights
-        # The engine would outlive a killed worker for ever. With several ranks this is not the worker's
-        # child but a grandchild; the process between ends with us.
+        self.written = False  # the last update wrote at least one tensor
+        # Otherwise the engine would outlive a killed worker. With several ranks this is the worker's
+        # grandchild; the process in between ends with this one.
         worker, _, mark = os.environ[WORKER].partition(" ")
         end_with(int(worker), mark)
 
@@ -98,10 +98,10 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
         source = _read(Path(update_info.path)) if update_info.path else self._received(update_info.offer)
         with closing(source), closing(self._noted(source)) as tensors:
             try:
-                # model.load_weights alone fails where layers are repacked after loading (oneDNN, quantized).
+                # model.load_weights fails where layers are repacked after loading (oneDNN, quantized).
                 reload_weights(self.vllm_config, self.model, tensors, None, is_checkpoint_format=True)
             except BaseException:
-                # What came stays counted per layer, and would be taken for a part of the next update.
+                # Otherwise the tensors so far would count as part of the next update.
                 finalize_layerwise_reload(self.model, self.model_config)
                 raise
         cpu.refresh_tied_head(self.model)
@@ -117,7 +117,7 @@ class Transfer(WeightTransferEngine[Meeting, Source]):
             expected = msgspec.json.decode(offer, type=Offer)
             yield from broadcast.receive(self._group, expected, self.device)
         except BaseException:
-            self.shutdown()  # a group that broke is never used again
+            self.shutdown()  # a broken group cannot be used again
             raise
 
     def shutdown(self) -> None:
@@ -135,14 +135,14 @@ WeightTransferEngineFactory.register_engine(BACKEND, Transfer)
 
 
 class WorkerExtension:
-    """What the engine calls on every rank; naming it makes vLLM's workers import this module.
+    """Methods that the engine calls on every rank; naming this class makes vLLM's workers import the module.
 
-    No exception leaves these: vLLM raises the first rank's and leaves the others' answers in their queues,
-    for the next call to find.
+    They must not raise: vLLM raises the first rank's exception and leaves the other answers in their queues,
+    where the next call would read them.
     """
 
     def roq_meet(self: Any, place: dict[str, Any]) -> str:
-        """Meet the trainer's sender; says why when that failed. Generation stands still meanwhile."""
+        """Join a group with the trainer's sender; returns the error, or "". Stops generation."""
         try:
             self.init_weight_transfer_engine(place)
         except Exception as error:  # noqa: BLE001
@@ -150,7 +150,7 @@ class WorkerExtension:
         return ""
 
     def roq_load(self: Any, source: dict[str, Any]) -> tuple[bool, str]:
-        """Load a :class:`Source`; whether anything was written, and why it failed, if it did."""
+        """Load a :class:`Source`; returns True if anything was written, and the error, or ""."""
         try:
             self.start_weight_update()
             self.update_weights(source)
