@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import os
+import random
 import shutil
 import struct
 import subprocess
@@ -30,6 +31,20 @@ from tests.waiting import eventually
 ROOT = Path(__file__).resolve().parents[1]
 
 KINDS = ("valkey", "redis")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="random order of files, and of tests in each"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (seed := config.getoption("--shuffle")) is not None:
+        dice = random.Random(seed)
+        rank = {path: dice.random() for path in dict.fromkeys(item.path for item in items)}
+        dice.shuffle(items)
+        items.sort(key=lambda item: rank[item.path])  # stable: what a file shares is made once
 
 
 def server_binary(kind: str) -> Path | None:

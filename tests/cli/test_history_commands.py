@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from roq.events.archive import read_archive
 from roq.events.follow import read_events
 from tests.conftest import environment
 from tests.protocol.play import Named
+from tests.waiting import until
 
 Roq = Callable[..., Result]
 
@@ -77,17 +77,9 @@ def test_following_into_an_archive(example: Named, tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, "events", "--follow"]
     command += ["--archive", str(file), "--redis", example.sched.url, "--run", example.sched.run]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
-    deadline = time.monotonic() + 20
-
-    def until(true: Callable[[], bool]) -> None:
-        while not true():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    until(lambda: file.exists() and b'"publish"' in file.read_bytes())
+    until(lambda: file.exists() and b'"publish"' in file.read_bytes(), "the event publish")
     example.sched.pause()
-    until(lambda: b'"paused"' in file.read_bytes())
+    until(lambda: b'"paused"' in file.read_bytes(), "the event paused")
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=10)
     assert (process.returncode, said) == (0, f"{file}: {len(list(read_archive(file))) - 1} events\n")
