@@ -24,6 +24,7 @@ ROOTS = (
     "docs/glossary.md",
     "docs/observing.md",
     "docs/operations.md",
+    "docs/simulator.md",
 )
 
 # What docs/glossary.md lists under "not", as far as it has no other meaning here -> a pattern for its forms.
