@@ -1,18 +1,18 @@
-"""Users of a server with the least that each process of a run needs (``roq acl``).
+"""Server users with the least rights that each process of a run needs (``roq acl``).
 
-A function of the library runs its commands with the rights of its caller, on Redis as on Valkey. So a role
-is made of three selectors, each enough for a command by itself:
+A function of the library runs its commands with its caller's rights, on Redis and on Valkey. So a role has
+three selectors, any of which can permit a command:
 
-1. which functions it may call: ``+fcall|roq_reserve``, on the keys of its runs;
-2. what it may read: commands that read, on the keys of its runs;
-3. what it may write: the library's commands that write, on those keys alone that its functions write.
+1. functions: ``+fcall|roq_reserve``, on the keys of its runs;
+2. reads: commands that read, on the keys of its runs;
+3. writes: the library's commands that write, only on the keys that the role's functions write.
 
-So a worker can neither call ``roq_publish`` nor write ``weights`` by hand. What rules cannot do is tell a
-command inside a function from the same one typed by hand: a worker may write ``state``, since reserving does.
-docs/operations.md says what follows from it.
+So a worker can neither call ``roq_publish`` nor write ``weights`` by hand. Rules cannot distinguish a command
+inside a function from the same command typed by hand: a worker may write ``state``, since reserving does.
+docs/operations.md describes the consequences.
 
-The commands come from the library's own source, so rules and library are of one version: make the rules
-anew when the library changes.
+The commands are read from the library's source, so the rules belong to one version of it: generate them again
+when the library changes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
     "written_commands",
 ]
 
-# What a role never writes, by function or by hand. Roles that are not here write nothing at all.
+# Keys that a role never writes, by function or by hand. Roles not listed here write nothing.
 _NEVER_WRITES: dict[str, tuple[str, ...]] = {
     "owner": (),
     "admin": (),
@@ -46,7 +46,7 @@ _NEVER_WRITES: dict[str, tuple[str, ...]] = {
     "operator": ("config", "weights", "sender", "batches"),
 }
 
-# Connecting, through Sentinels and in a cluster too; who am I; is the server healthy.
+# Connecting (also through Sentinels and in a cluster), ACL WHOAMI, health checks.
 # fmt: off
 _ANYBODY = (
     "+ping", "+info", "+time", "+select", "+role", "+command", "+readonly", "+asking", "+acl|whoami",
@@ -59,14 +59,14 @@ _READS = frozenset((
     "ZCOUNT", "ZLEXCOUNT", "ZRANGE", "ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREVRANGE", "ZREVRANGEBYLEX",
     "ZREVRANGEBYSCORE", "ZSCORE", "ZMSCORE", "ZRANK", "ZREVRANK",
 ))
-# Who may change a key in one way may do so in another: this much never changes between versions, so that
-# new rules suit the old library too, until it is replaced.
+# A role that may change a key in one way may also change it in others. These never change between versions:
+# new rules must also fit the old library, until it is replaced.
 _WRITES = frozenset((
     "HSET", "HSETNX", "HDEL", "HINCRBY", "ZADD", "ZREM", "ZINCRBY", "ZPOPMIN", "ZPOPMAX", "ZREMRANGEBYLEX",
     "ZREMRANGEBYRANK", "ZREMRANGEBYSCORE", "LPUSH", "RPUSH", "LPOP", "RPOP", "LREM", "LSET", "LTRIM", "XADD",
     "XTRIM",
 ))
-# Beside the library's: restoring a run, all of it or nothing (roq import).
+# In addition to the library's commands: an atomic restore (roq import).
 _RESTORES = ["HSET", "ZADD", "RPUSH", "XADD", "DEL", "RENAME", "WATCH"]
 _ADMIN_ONLY = ["+function|load", "+function|list", "+multi", "+exec", "+discard", "+unwatch"]
 # fmt: on
@@ -80,7 +80,7 @@ def _library_commands() -> set[str]:
 
 
 def written_commands() -> set[str]:
-    """Every command that roq changes a run with, by the library or when one is restored."""
+    """Every command that changes a run: those of the library and those of a restore."""
     return (_library_commands() - _READS - {"TIME"}) | (set(_RESTORES) - {"WATCH"})
 
 
@@ -88,24 +88,25 @@ def rules(role: str, runs: Sequence[str]) -> list[str]:
     """The rules of a role as words of ``ACL SETUSER``, without the password.
 
     Args:
-        role: one of :data:`ROLES`. runs: names of the runs it is for; ``*`` in one stands for any text.
+        role: one of :data:`ROLES`.
+        runs: names of its runs; ``*`` in a name matches any text.
 
     Raises:
-        ConfigError: no such role, or a name that no run can have.
+        ConfigError: unknown role, or an invalid run name.
     """
     if role not in ROLES:
-        raise ConfigError(f"there is no role {role!r}; the roles are {', '.join(ROLES)}")
+        raise ConfigError(f"unknown role {role!r}; the roles are {', '.join(ROLES)}")
     for run in runs:
         if not _PATTERN.fullmatch(run):
-            raise ConfigError(f"{run!r} is no run's name, nor one with * in it; runs are named like gcd-2")
+            raise ConfigError(f"invalid run name or pattern {run!r}; use a name such as gcd-2 or gcd-*")
     if not runs:
-        raise ConfigError("which runs are the users for? Give at least one --run NAME")
+        raise ConfigError("no run given; pass at least one --run NAME")
     words = ["on", "resetchannels", "-@all", *_ANYBODY]
     calls = [
         f"+{'fcall_ro' if function.reads else 'fcall'}|roq_{function.name}"
         for function in role_functions(role)
     ]
-    # FCALL asks for the right to write all its keys, whatever the function does with them.
+    # FCALL requires write access to all its keys, regardless of what the function does with them.
     right = "%R~" if all(function.reads for function in role_functions(role)) else "~"
     words.append(_selector(calls, right, _all_keys(runs)))
     words.append(_selector([f"+{command.lower()}" for command in sorted(_READS)], "%R~", _all_keys(runs)))
@@ -116,7 +117,7 @@ def rules(role: str, runs: Sequence[str]) -> list[str]:
         if role in KEEPERS:
             writes |= {*_RESTORES}
             words += _ADMIN_ONLY
-            keys = _all_keys(runs)  # an import writes beside the run's keys first
+            keys = _all_keys(runs)  # an import writes temporary keys first
         words.append(_selector([f"+{command.lower()}" for command in sorted(writes)], "~", keys))
     return words
 
@@ -130,7 +131,7 @@ def _selector(commands: Iterable[str], right: str, patterns: Iterable[str]) -> s
 
 
 def password_of(role: str, folder: Path) -> str:
-    """The password in ``folder/role``; a new one is written when there is none (256 bits, mode 0600).
+    """The password in ``folder/role``; a new one is written if there is none (256 bits, mode 0600).
 
     Raises:
         ConfigError: the file is empty or cannot be read.
@@ -166,13 +167,13 @@ def _users(
 def acl_file(
     roles: Iterable[str], runs: Sequence[str], prefix: str, passwords: Path | None, *, close_default: bool
 ) -> list[str]:
-    """Lines for the server's ``aclfile``; passwords are in it as their SHA-256 only.
+    """Lines for the server's ``aclfile``; passwords appear only as SHA-256.
 
-    ``close_default`` switches the user off that everybody is who does not log in.
+    ``close_default`` disables ``default``, the user of clients that do not log in.
     """
     users = _users(roles, runs, prefix, passwords)
-    # Off, so nobody can be it. With all rights, because Redis (7.0 and 8.0, not Valkey) reads its append-only
-    # file back as this user, and skips what that may not do: a restart would lose the whole run.
+    # Off, so no client can use it. With all rights, because Redis (7.0 and 8.0, not Valkey) replays its
+    # append-only file as this user and skips commands that it may not run: a restart would lose the run.
     closing = ["user default off resetpass ~* &* +@all"] if close_default else []
     return [*closing, *(f"user {name} {' '.join(words)}" for name, words in users)]
 
@@ -180,7 +181,7 @@ def acl_file(
 def setuser_commands(
     roles: Iterable[str], runs: Sequence[str], prefix: str, passwords: Path | None
 ) -> list[str]:
-    """``ACL SETUSER`` commands for ``redis-cli``; each makes its user anew."""
+    """``ACL SETUSER`` commands for ``redis-cli``; each replaces its user."""
     return [
         f"ACL SETUSER {name} reset {' '.join(words)}"
         for name, words in _users(roles, runs, prefix, passwords)

@@ -1,13 +1,12 @@
-"""A run as one file, and back: ``roq export`` and ``roq import``, between servers of any kind and version.
+"""Export a run to one file, and import it into a server of any kind and version.
 
-:mod:`roq.admin.backup_file` says what the file looks like.
+:mod:`roq.admin.backup_file` defines the file format.
 
-Consistent without stopping the run: one transaction reads everything but the trajectories and the events. A
-trajectory never changes once it is there, and events are only appended, so these two are read afterwards, in
-portions, up to the moment of the transaction. Should a trajectory have left meanwhile, all is read again.
+An export is consistent without stopping the run: one transaction reads everything except the trajectories and
+the events. A trajectory never changes and events are only appended, so these two are read afterwards, in
+portions, up to the time of the transaction. If a trajectory was deleted in between, the export starts over.
 
-Restoring writes beside the run's keys and renames them into place in one transaction: it is all there, or
-nothing is.
+An import is atomic: it writes temporary keys and renames them in one transaction.
 """
 
 # redis-py leaves the cluster's types open
@@ -44,11 +43,11 @@ _PORTION = 16  # trajectories in one command: each may have max_trajectory_bytes
 _PAGE = 1000  # events, and fields of other keys, in one command
 _TRIES = 5
 _APART = ("payloads", "events")  # read after the transaction
-_TIMEOUT_S = 60.0  # one command of a backup may move much
+_TIMEOUT_S = 60.0  # one command of a backup may transfer a lot of data
 
 
 class Backup(msgspec.Struct, frozen=True):
-    """What was exported or imported."""
+    """The size of an export or import."""
 
     run: str
     version: int
@@ -62,7 +61,7 @@ class Backup(msgspec.Struct, frozen=True):
 
 @contextmanager
 def _node(url: str, key: str) -> Generator[Any]:
-    """A client of the server that holds the run; in a cluster all its keys are on one."""
+    """Open a client of the server that holds the run; in a cluster, all its keys are on one node."""
     client = connect(url, socket_timeout=_TIMEOUT_S)
     try:
         if isinstance(client, RedisCluster):
@@ -87,7 +86,7 @@ _READ: dict[str, tuple[str | int, ...]] = {
 
 
 def _items(kind: str, answer: Any) -> list[Any]:
-    """A key's content as redis-py gives it, as items."""
+    """A key's content from redis-py, as items of a part."""
     if kind == "hash":
         return [list(pair) for pair in answer.items()]
     if kind == "zset":
@@ -98,19 +97,19 @@ def _items(kind: str, answer: Any) -> list[Any]:
 
 
 def export_run(url: str, run: str, path: Path) -> Backup:
-    """Write a run to ``path``; the run may go on meanwhile. The file is whole, or not there.
+    """Write a run to ``path``; the run may continue. The file is complete or absent.
 
-    Needs room for all but the trajectories in memory.
+    Needs memory for everything except the trajectories.
 
     Raises:
-        UnknownRun: there is no such run.
+        UnknownRun: the run does not exist.
         RoqError: finished groups left faster than they could be read; pause the run or stop the trainer.
         ConfigError: the file exists already or cannot be written.
     """
     if path.exists():
-        raise ConfigError(f"{path} exists already; name another file")
+        raise ConfigError(f"{path} already exists; name another file")
     with Scheduler(url, run) as scheduler:
-        scheduler.config()  # the library and the run are there
+        scheduler.config()  # checks that the library and the run exist
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     keys = keys_of(run)
     try:
@@ -133,12 +132,12 @@ def export_run(url: str, run: str, path: Path) -> Backup:
         draft.unlink(missing_ok=True)
     raise RoqError(
         f"in {_TRIES} tries, finished groups of run {run} left faster than they could be read; "
-        "pause the run (roq pause) and stop its trainer for the time of the export"
+        "pause the run (roq pause) and stop its trainer during the export"
     )
 
 
 def _export(client: Any, run: str, keys: Mapping[str, str], out: Writer) -> Backup | None:
-    """One try; None when a trajectory has left before it was read."""
+    """Try once; None if a trajectory was deleted before it was read."""
     whole = [name for name in KINDS if name not in _APART]
     with client.pipeline(transaction=True) as pipe:
         for name in whole:
@@ -149,7 +148,7 @@ def _export(client: Any, run: str, keys: Mapping[str, str], out: Writer) -> Back
         *answers, members, newest = pipe.execute()
     found = dict(zip(whole, answers, strict=True))
     if not found["config"]:
-        raise UnknownRun(f"there is no run {run!r} on this server any more")
+        raise UnknownRun(f"run {run!r} no longer exists on this server")
     version = int(found["state"][b"version"])
     out.add(Header(roq_export=FORMAT, run=run, library=library.version(), version=version, at=time.time()))
     for name in whole:
@@ -179,14 +178,14 @@ def _export(client: Any, run: str, keys: Mapping[str, str], out: Writer) -> Back
 
 
 def import_run(url: str, path: Path) -> Backup:
-    """Restore a run under its own name. All of it is there afterwards, or nothing is.
+    """Restore a run under its name. Atomic: either everything is restored or nothing is.
 
-    Leases have most likely run out meanwhile: their claims are issued again, as after any outage.
+    Leases have most likely expired since the export: their claims are issued again, as after any outage.
 
     Raises:
-        ConfigError: the file is damaged, or of a newer roq.
+        ConfigError: the file is damaged, or from a newer roq.
         ConfigMismatch: the run exists on this server.
-        UnsuitableServer: the server has not enough memory.
+        UnsuitableServer: the server does not have enough memory.
     """
     header = read_header(path)
     counts = _counted(path)  # reads all of it, before anything is written
@@ -217,7 +216,7 @@ def import_run(url: str, path: Path) -> Backup:
             raise _exists(header.run) from None
         except exceptions.OutOfMemoryError:
             raise UnsuitableServer(
-                f"the server has not enough memory for {path}; raise its maxmemory. Nothing was restored"
+                f"the server lacks the memory for {path}; raise its maxmemory. Nothing was restored"
             ) from None
         finally:
             client.delete(*beside.values())
@@ -225,10 +224,10 @@ def import_run(url: str, path: Path) -> Backup:
 
 
 def _counted(path: Path) -> dict[str, int]:
-    """The number of items of each key, once all of a file is read and makes up a run.
+    """Read and check a whole file; returns the number of items of each key.
 
     Raises:
-        ConfigError: it is damaged, or what it holds contradicts itself.
+        ConfigError: the file is damaged or inconsistent.
     """
     counts = dict.fromkeys(KINDS, 0)
     content: dict[str, list[Any]] = {name: [] for name in KINDS}
@@ -248,12 +247,12 @@ def _counted(path: Path) -> dict[str, int]:
             content[part.key] += chain.from_iterable(part.items)
     problem = problem_of([x for name, items in content.items() for x in (name.encode(), items)])
     if problem is not None:
-        raise ConfigError(f"{path} holds no run that could go on ({problem[:200]}); take another copy")
+        raise ConfigError(f"{path} does not contain a valid run ({problem[:200]}); use another copy")
     return counts
 
 
 def _exists(run: str) -> ConfigMismatch:
-    return ConfigMismatch(f"run {run!r} exists on this server; an import never changes a run that is there")
+    return ConfigMismatch(f"run {run!r} already exists on this server; an import never changes a run")
 
 
 def _write(client: Any, key: str, part: Part) -> None:

@@ -1,7 +1,8 @@
-"""The file that holds a run: frames, each an 8-byte big-endian length and a msgpack body.
+"""The file format of an exported run: frames, each an 8-byte big-endian length and a msgpack body.
 
-First a header, then parts ``{"key": "groups", "items": [...]}``, then an end with the SHA-256 of all before
-it. It holds what the keys mean (fields, members, scores, stream entries), never a server's own dump format.
+A header comes first, then parts ``{"key": "groups", "items": [...]}``, then an end with the SHA-256 of
+everything before it. Parts hold the content of keys (fields, members, scores, stream entries), never a
+server's dump format.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LIBRARY = re.compile(r"\d{1,9} [0-9a-f]{12}", re.ASCII)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The first frame: the run's name, the library that wrote its keys, the step it is at, and when."""
+    """The first frame: the run's name, the library that wrote its keys, its step, and the time."""
 
     roq_export: int
     run: str
@@ -50,20 +51,20 @@ class Part(msgspec.Struct, frozen=True, tag="part"):
 
 
 class _Found(msgspec.Struct, frozen=True, tag="part"):
-    """A part that is read: what its items are depends on the key."""
+    """A part as read: the type of its items depends on the key."""
 
     key: str
     items: msgspec.Raw
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
-    """The last frame: the digest of all before it."""
+    """The last frame: the digest of all frames before it."""
 
     sha256: str
 
 
 class Writer:
-    """Writes frames one after the other, and their digest at the end."""
+    """Write frames in sequence, and their digest at the end."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -82,12 +83,12 @@ class Writer:
 
 
 def _frames(file: BinaryIO, path: Path) -> Iterator[tuple[str, bytes]]:
-    """The digest of all frames before, and the frame's body."""
+    """Yield the digest of all previous frames, and the frame's body."""
     sha = hashlib.sha256()
     size = os.fstat(file.fileno()).st_size
     while start := file.read(_LENGTH.size):
         length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else size
-        if length > size - file.tell():  # before room is made for it
+        if length > size - file.tell():  # checked before memory is allocated
             raise damaged(path)
         body = file.read(length)
         if len(body) != length:
@@ -97,15 +98,15 @@ def _frames(file: BinaryIO, path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def damaged(path: Path) -> ConfigError:
-    """The error for a file that is not as it was written."""
-    return ConfigError(f"{path} is no whole export of a run: it broke off or was changed; take another copy")
+    """The error for a truncated or changed file."""
+    return ConfigError(f"{path} is truncated or corrupt (not a complete export); use another copy")
 
 
 def parts(path: Path) -> Iterator[Part]:
     """The parts of a file, in order.
 
     Raises:
-        ConfigError: it is damaged; known only at its end, so it is read once before anything is written.
+        ConfigError: the file is damaged. Known only at its end: read all of it before writing anything.
     """
     whole = False
     with path.open("rb") as file:
@@ -117,7 +118,7 @@ def parts(path: Path) -> Iterator[Part]:
                 part = None if isinstance(frame, End) else _part(frame)
             except (msgspec.MsgspecError, ValueError, LookupError, RecursionError):
                 raise damaged(path) from None
-            if whole:  # something after its end
+            if whole:  # data after the end
                 raise damaged(path)
             if isinstance(frame, End):
                 whole = frame.sha256 == digest
@@ -136,10 +137,10 @@ _ITEMS: dict[str, Any] = {
 
 
 def _part(found: _Found) -> Part:
-    """The part, its items such as the server takes them.
+    """Decode a part and check that the server can take its items.
 
     Raises:
-        MsgspecError, ValueError, LookupError: they are not.
+        MsgspecError, ValueError, LookupError: it cannot.
     """
     kind = KINDS[found.key]
     items: list[Any] = msgspec.msgpack.decode(found.items, type=_ITEMS[kind])
@@ -156,10 +157,10 @@ def _part(found: _Found) -> Part:
 
 
 def read_header(path: Path) -> Header:
-    """What a file says of itself.
+    """Read the header of a file.
 
     Raises:
-        ConfigError: it cannot be read, or is no export of a run that this version understands.
+        ConfigError: the file cannot be read, is not an export, or comes from a newer version.
     """
     try:
         with path.open("rb") as file:
@@ -175,9 +176,11 @@ def read_header(path: Path) -> Header:
     if not (_LIBRARY.fullmatch(header.library) and RUN_NAME.fullmatch(header.run)):
         raise _foreign(path)
     if header.roq_export > FORMAT or library.older_than_ours(header.library) is False:
-        raise ConfigError(f"{path} was written by a newer roq (library {header.library}); upgrade this one")
+        raise ConfigError(
+            f"{path} was written by a newer roq (library {header.library}); upgrade this installation"
+        )
     return header
 
 
 def _foreign(path: Path) -> ConfigError:
-    return ConfigError(f"{path} is no export of a run; roq export writes one")
+    return ConfigError(f"{path} is not an export of a run; create one with roq export")

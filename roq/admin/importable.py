@@ -1,4 +1,4 @@
-"""Whether the content of an export makes up a run: files come from outside."""
+"""Check that an export contains a valid run: files are untrusted input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roq.protocol.snapshot import Snapshot
 __all__ = ["STATE", "problem_of"]
 
 _COUNT = re.compile(r"\d{1,16}", re.ASCII)
-STATE = (  # what roq_create writes: numbers that are always there
+STATE = (  # numbers that roq_create writes, so they are always present
     *("version", "frontier", "checkpoint", "freed", "next_ordinal", "next_group", "next_token", "trained"),
     *("filtered", "discarded", "payload_bytes", "signal", "ready_signal", "next_cancel", "next_pending"),
     *("paused", "ended", "revision", "created"),
@@ -26,12 +26,12 @@ def problem_of(content: Sequence[Any]) -> str | None:
     try:
         return _problem(Snapshot(content))
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # a run of this library is parsed without any of these, whatever it holds
+        # parsing a valid run of this library never raises any of these
         return f"{type(error).__name__}: {error}"
 
 
 def _problem(run: Snapshot) -> str | None:
-    """Why a snapshot is no run that can go on."""
+    """Why a snapshot is not a run that can continue; None if it is."""
     config = config_from_fields(run.config)
     if missing := config_fields(config).keys() - run.config.keys():
         return f"its configuration lacks {', '.join(sorted(missing))}"
@@ -40,7 +40,7 @@ def _problem(run: Snapshot) -> str | None:
     if run.number("revision") != library.REVISION:
         return f"it is of library revision {run.state['revision']}, not {library.REVISION}"
     version, frontier, checkpoint = map(run.number, ("version", "frontier", "checkpoint"))
-    # the invariants look at every buffer and batch between these, so they come first
+    # checked before the invariants, which visit every buffer and batch between these
     if not checkpoint <= version <= frontier <= version + 1 or frontier - checkpoint > len(run.batches):
         return f"its version is {version}, its frontier {frontier}, its checkpoint {checkpoint}"
     return next(iter(problems(run)), None)

@@ -239,7 +239,7 @@ def test_without_the_library(server: Server, acting_as: As, monkeypatch: pytest.
     with pytest.raises(UnsuitableServer, match=f"{loaded}.*{newer}"):
         acting_as("worker").status()
     monkeypatch.setattr(library, "version", lambda: f"{library.REVISION} 0123456789ab")
-    assert acting_as("worker").status().version == 0, "of one revision, so they work together"
+    assert acting_as("worker").status().version == 0, "same revision, so they are compatible"
 
 
 async def test_the_same_of_the_asynchronous_client(server: Server, tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_the_commands(server: Server, tmp_path: Path) -> None:
     assert f"exported to {file}" in done.stdout
     assert file.stat().st_mode & 0o777 == 0o600
     again = call("export", *where, "--run", "test", "--out", str(file))
-    assert (again.exit_code, "exists already" in again.stderr) == (2, True)
+    assert (again.exit_code, "exists" in again.stderr) == (2, True)
     nowhere = call("export", *where, "--run", "test", "--out", str(tmp_path / "no" / "file"))
     assert (nowhere.exit_code, "cannot be written" in nowhere.stderr) == (2, True)
     other = call("export", *where, "--run", "other", "--out", str(tmp_path / "other"))
