@@ -1,4 +1,4 @@
-"""Is a server there, and is a run safe on it? Asked before anything is stored on it."""
+"""Check that a server is reachable and safe for a run, before anything is stored on it."""
 
 # redis-py leaves its keyword arguments untyped
 # pyright: reportUnknownMemberType=false
@@ -14,22 +14,25 @@ from typing import Any, Literal
 from redis import exceptions
 from redis.cluster import RedisCluster
 
+from roq.admin.finding import Finding, fail, ok, warn
 from roq.client.connect import connect, masked, sentinels_of, tls_trouble
 from roq.errors import ConfigError, NotAllowed, ServerUnavailable, UnsuitableServer
 
 __all__ = [
     "OLDEST",
     "check_server",
+    "durability",
+    "eviction",
     "masked",
     "one_client",
     "ping",
     "server_rss",
-    "setting",
+    "version",
     "version_of",
     "wait_for_server",
 ]
 
-# The server does not answer now. (A cluster's clients report it with a class of their own.)
+# The server is unreachable now; a cluster's clients have a separate class for it.
 AWAY = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.RedisClusterException)
 
 OLDEST = {"redis": (7, 0), "valkey": (7, 2)}
@@ -37,10 +40,10 @@ OLDEST = {"redis": (7, 0), "valkey": (7, 2)}
 
 @contextmanager
 def one_client(url: str, timeout_s: float = 3.0) -> Generator[Any]:
-    """A client that fails at once instead of retrying; in a cluster, of its first master.
+    """Open a client that fails at once instead of retrying; in a cluster, of its first master.
 
     Raises:
-        ConfigError: the URL itself is wrong.
+        ConfigError: the URL is invalid.
     """
     client = connect(url, decode_responses=True, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
     try:
@@ -54,7 +57,7 @@ def one_client(url: str, timeout_s: float = 3.0) -> Generator[Any]:
 
 
 def ping(url: str) -> Literal["ready", "loading", "away"]:
-    """Whether the server answers; "loading" while it reads its data back."""
+    """Ping the server: "loading" while it reads its data back, "away" if it does not answer."""
     try:
         with one_client(url, timeout_s=1.0) as client:
             client.ping()
@@ -66,20 +69,20 @@ def ping(url: str) -> Literal["ready", "loading", "away"]:
 
 
 def wait_for_server(url: str, timeout_s: float = 60.0, log: Callable[[str], None] = lambda _: None) -> None:
-    """Return once the server answers; ``log`` is called when a wait begins and every 10 s of it.
+    """Wait until the server answers; ``log`` is called when a wait starts and every 10 s.
 
     Raises:
         ConfigError: the URL is wrong, or the server refuses its user or password.
-        ServerUnavailable: it stayed away for ``timeout_s``.
+        ServerUnavailable: it was unreachable for ``timeout_s``.
     """
-    begun, told = time.monotonic(), 0.0
+    begun, next_log = time.monotonic(), 0.0
     while True:
         try:
             with one_client(url) as client:
                 client.ping()
         except exceptions.AuthenticationError as error:
             raise ConfigError(f"the server at {masked(url)} refuses the login: {error}") from None
-        except exceptions.NoPermissionError:  # it answers, and knows our user
+        except exceptions.NoPermissionError:  # it answers, and accepts the login
             return
         except exceptions.ResponseError as error:
             if "NOAUTH" in str(error) or "WRONGPASS" in str(error):
@@ -90,68 +93,91 @@ def wait_for_server(url: str, timeout_s: float = 60.0, log: Callable[[str], None
                 raise ConfigError(f"no connection to the server at {masked(url)}: {why}") from None
             reason = str(error)
         except exceptions.RedisError as error:
-            raise _no_redis(url, error) from None
+            raise _not_redis(url, error) from None
         else:
             return
         waited = time.monotonic() - begun
         if waited >= timeout_s:
             away = f"no server at {masked(url)} after {timeout_s:.0f} s ({reason})"
             raise ServerUnavailable(f"{away}; start it, or correct the URL")
-        if waited >= told:
-            told += 10.0
-            log(f"waiting for the server at {masked(url)}, {timeout_s - waited:.0f} s more ({reason})")
+        if waited >= next_log:
+            next_log += 10.0
+            log(f"waiting for the server at {masked(url)} (up to {timeout_s - waited:.0f} s more): {reason}")
         time.sleep(0.2)
 
 
 def check_server(url: str) -> list[str]:
-    """Whether a run is safe on the server: its version, eviction and durability. Returns the warnings.
+    """Check that a run is safe on the server: its version, eviction and durability. Returns the warnings.
 
     Raises:
         UnsuitableServer: too old for function libraries, or it may evict a run's keys.
         ServerUnavailable: it does not answer (see :func:`wait_for_server`).
+        NotAllowed: the user may not call INFO.
     """
     where = f"the server at {masked(url)}"
     with one_client(url) as client:
         try:
-            info: dict[str, object] = client.info()
-            appendfsync = setting(client, "appendfsync")
-            policy = info.get("maxmemory_policy") or setting(client, "maxmemory-policy")
+            info: dict[str, Any] = client.info()
+            age, evicts, loses = version(url, info), eviction(client, info), durability(client, info)
         except AWAY as error:
             raise ServerUnavailable(f"{where} does not answer: {error}") from None
         except exceptions.NoPermissionError as error:
-            raise NotAllowed(f"{where} does not let this user ask about it: {error}; allow it INFO") from None
+            raise NotAllowed(f"{where} does not let this user call INFO: {error}; allow it") from None
         except exceptions.RedisError as error:
-            raise _no_redis(url, error) from None
-    kind, version, number = version_of(info)
-    if number < OLDEST[kind]:
-        raise UnsuitableServer(
-            f"{where} is {kind.title()} {version}; roq needs Redis >= 7.0 or Valkey >= 7.2"
+            raise _not_redis(url, error) from None
+    if age.state == "failed":
+        raise UnsuitableServer(age.text)
+    if evicts.state == "failed":
+        raise UnsuitableServer(f"{where}: {evicts.text}")
+    return [f"{where}: {finding.text}" for finding in (evicts, loses) if finding.state != "ok"]
+
+
+def version(url: str, info: Mapping[str, Any]) -> Finding:
+    """Check that the server is new enough."""
+    kind, number, parts = version_of(info)
+    where = f"{kind} {number} at {masked(url)}"
+    if not info:
+        return warn(
+            "server", f"{masked(url)} answers, but not INFO: allow this user INFO, or use one of roq acl"
         )
-    if policy not in (None, "noeviction"):
-        raise UnsuitableServer(
-            f"{where} may evict a run's keys (maxmemory-policy is {policy}); "
-            "run `CONFIG SET maxmemory-policy noeviction` on it"
-        )
-    warnings: list[str] = []
+    if parts < OLDEST[kind]:
+        return fail("server", f"{where}; upgrade it to Redis 7.0 or Valkey 7.2, or newer")
+    return ok("server", where)
+
+
+def eviction(client: Any, info: Mapping[str, Any]) -> Finding:
+    """Check that the server cannot evict a run's keys."""
+    policy = info.get("maxmemory_policy") or _setting(client, "maxmemory-policy")
     if policy is None:
-        warnings.append(f"{where} does not show its maxmemory-policy; make sure that it is noeviction")
-    if str(info.get("aof_enabled", "")) == "0":
-        warnings.append(
-            f"{where} keeps no append-only file, so a crash of it loses the run; set appendonly yes"
+        return warn("eviction", "this user cannot see maxmemory-policy; make sure that it is noeviction")
+    if policy != "noeviction":
+        return fail("eviction", f"maxmemory-policy {policy} may evict a run's keys; set it to noeviction")
+    return ok("eviction", "none (noeviction)")
+
+
+def durability(client: Any, info: Mapping[str, Any]) -> Finding:
+    """Check that a crash of the server cannot lose writes."""
+    if not info:
+        return warn("persistence", "unknown: the server does not answer INFO")
+    if str(info.get("aof_enabled")) != "1":
+        return fail(
+            "persistence", "no append-only file: a crash of the server loses the run; set appendonly yes"
         )
-    elif appendfsync is None:
-        warnings.append(
-            f"{where} does not show its appendfsync; with anything but always a crash may lose writes"
+    for name in ("aof_last_write_status", "aof_last_bgrewrite_status"):
+        if str(info.get(name, "ok")) != "ok":
+            return fail("persistence", f"{name} is {info[name]}; check the server's log and its disk")
+    fsync = _setting(client, "appendfsync")
+    if fsync is None:
+        return warn(
+            "persistence", "append-only file; this user cannot see appendfsync, make sure that it is always"
         )
-    elif appendfsync != "always":
-        warnings.append(
-            f"{where} has appendfsync {appendfsync}, so a crash of it may lose writes; set it to always"
-        )
-    return warnings
+    if fsync != "always":
+        return warn("persistence", f"appendfsync {fsync}: a crash may lose the last writes; set it to always")
+    return ok("persistence", "append-only file, synced with every write")
 
 
 def version_of(info: Mapping[str, object]) -> tuple[str, str, tuple[int, ...]]:
-    """The server's kind ("redis" or "valkey"), its version, and the first two numbers of that."""
+    """The server's kind ("redis" or "valkey"), its version, and its first two numbers."""
     kind = "valkey" if "valkey_version" in info else "redis"
     version = str(info.get(f"{kind}_version", "0"))
     return kind, version, tuple(int(part) for part in re.findall(r"\d+", version)[:2])
@@ -166,16 +192,17 @@ def server_rss(url: str) -> int | None:
             return None
 
 
-def _no_redis(url: str, error: Exception) -> UnsuitableServer:
-    """What answers, but not as a server of the protocol."""
-    said = " ".join(str(error).split())[:200]
+def _not_redis(url: str, error: Exception) -> UnsuitableServer:
+    """The error for a server that does not speak the Redis protocol."""
+    reply = " ".join(str(error).split())[:200]
     return UnsuitableServer(
-        f"what answers at {masked(url)} is no Redis or Valkey, or refuses to work: {said}; correct the URL"
+        f"the server at {masked(url)} does not speak the Redis protocol, or rejects commands: {reply}; "
+        "correct the URL"
     )
 
 
-def setting(client: Any, name: str) -> str | None:
-    """A configuration value; None where the server (a managed one) does not show it."""
+def _setting(client: Any, name: str) -> str | None:
+    """A configuration value; None if the server hides it, as managed ones do."""
     try:
         return client.config_get(name).get(name)
     except exceptions.ResponseError:

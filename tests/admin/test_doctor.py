@@ -63,7 +63,7 @@ def test_a_healthy_run(durable: Server, tmp_path: Path) -> None:
     assert "default may call everything" in lines["user"].text
     assert "test at step 0, all invariants hold" in lines["run"].text
     assert "1 alive" in lines["workers"].text
-    assert "t0 seen" in lines["trainer"].text
+    assert "t0, last seen" in lines["trainer"].text
 
 
 def test_looking_changes_nothing(durable: Server) -> None:
@@ -82,13 +82,13 @@ def test_each_role_is_recognised(durable: Server, tmp_path: Path) -> None:
         lines = found(url_of(durable, tmp_path, role), "test")
         assert lines["user"].text == f"roq-{role}, with the rights of role {role}"
         assert lines["run"].state == "ok"
-        assert "make sure of always" in lines["persistence"].text, "nobody sees the configuration"
+        assert "appendfsync" in lines["persistence"].text, "nobody sees the configuration"
         assert not [line for line in lines.values() if line.state == "failed"]
     durable.redis.execute_command(
         "ACL", "SETUSER", "odd", "reset", "on", ">pw", "+ping", "+acl|whoami", "+fcall_ro|roq_version"
     )
     lines = found(f"{durable.url}?username=odd&password=pw", "test")
-    assert "odd may call version: no role of roq acl" in lines["user"].text
+    assert "odd may call version" in lines["user"].text
     assert "not INFO" in lines["server"].text
 
 
@@ -123,11 +123,11 @@ def test_what_is_wrong_with_a_server(server: Server) -> None:
     client.function_load(library.source().replace(f'"{library.version()}"', '"99 0123456789ab"'))
     assert (line("library").state, "upgrade roq here" in line("library").text) == ("failed", True)
     client.function_load(library.source().replace(f'"{library.version()}"', '"0 0123456789ab"'), replace=True)
-    assert "older than this client's" in line("library").text
+    assert "0 0123456789ab" in line("library").text
     revision = library.version().split()[0]
     other = library.source().replace(f'"{library.version()}"', f'"{revision} 0123456789ab"')
     client.function_load(other, replace=True)
-    assert "of one revision" in line("library").text
+    assert "same revision" in line("library").text
     client.function_flush("SYNC")
 
 
@@ -196,22 +196,22 @@ def test_what_is_wrong_with_a_run(server: Server, tmp_path: Path, monkeypatch: p
         return found(server.url, "test")[name]
 
     server.redis.function_flush("SYNC")
-    assert "has not this client's library" in line("run").text
+    assert (line("run").state, "library" in line("run").text) == ("warning", True)
     assert server.redis.function_list() == [], "it is not for a look to load one"
     server.redis.function_load(library.source())
-    assert "not created on this server yet" in line("run").text
+    assert "roq init" in line("run").text
     with Scheduler(server.url, "test") as sched:
         sched.create(CONFIG, weights="w")
         assert "none alive" in line("workers").text
-        assert "none has come yet" in line("trainer").text
+        assert "python -m roq_trainer" in line("trainer").text
         sched.renew("w0", 0, {"roq": "0.0.1", "error": "cannot load"})
-        assert "of another roq than" in line("workers").text
+        assert "w0 0.0.1" in line("workers").text
         sched.renew("w0", 0, {"error": "cannot load v3: no such file"})
-        assert "w0 says: cannot load v3" in line("workers").text
+        assert "cannot load v3" in line("workers").text
         locations = {
-            "/nowhere/at/all": ("failed", "is not here"),
+            "/nowhere/at/all": ("failed", "mount it"),
             str(tmp_path): ("failed", "has no weights"),
-            "s3://bucket/3": ("warning", "has no job that names its store"),
+            "s3://bucket/3": ("warning", "no job"),
         }
         for version, (location, (state, said)) in enumerate(locations.items()):
             for claim in sched.reserve("w0", version, 4).reservations:
@@ -222,14 +222,14 @@ def test_what_is_wrong_with_a_run(server: Server, tmp_path: Path, monkeypatch: p
             assert said in line("weights").text
         sched.reserve("w0", 3, 1)
         monkeypatch.setattr(doctor, "SILENT_S", -1)
-        assert "start it again" in line("trainer").text
+        assert (line("trainer").state, "t0, last seen" in line("trainer").text) == ("warning", True)
         sched.pause()
-        assert "roq resume goes on" in line("run").text
+        assert "roq resume" in line("run").text
         sched.resume()
         expire(sched, "w0")
         assert "none alive" in line("workers").text
         server.redis.hdel("roq:{test}:slots", server.redis.hkeys("roq:{test}:slots")[0])
-        assert (line("run").state, "breaks" in line("run").text) == ("failed", True)
+        assert (line("run").state, "invariants" in line("run").text) == ("failed", True)
 
 
 def test_before_a_run(job: Job, folder: Path, durable: Server) -> None:
@@ -246,7 +246,7 @@ def test_before_a_run(job: Job, folder: Path, durable: Server) -> None:
     durable.redis.function_load(library.source(), replace=True)
     code, lines = call()
     assert code == 0
-    assert "not created on this server yet" in lines["run"]["text"]
+    assert "roq init" in lines["run"]["text"]
     assert lines["model"]["state"] == lines["folder"]["state"] == "ok"
     assert "the run needs 1.17 GB" in lines["memory"]["text"], "256 x 2 x (2 + 6) of 277 kB"
     durable.redis.config_set("maxmemory", 100_000_000)
@@ -280,7 +280,7 @@ def test_an_object_store(job: Job, folder: Path, durable: Server, monkeypatch: p
         sched.publish(1, location, "t0")
     lines = {line.name: line for line in examine(durable.url, "demo", loaded)}
     assert lines["store"].text == f"{there}: an object was written, read and deleted"
-    assert (lines["weights"].state, lines["weights"].text) == ("ok", f"{location}, whole")
+    assert (lines["weights"].state, lines["weights"].text) == ("ok", f"{location}, complete")
     (Path(location.removeprefix("file://")) / "model.safetensors").write_bytes(b"short")
     assert {line.name: line for line in examine(durable.url, "demo", None)}["weights"].state == "failed"
     shutil.rmtree(folder / "objects")
@@ -354,14 +354,14 @@ def test_weights_that_are_sent(tmp_path: Path, job: Job) -> None:
 
     with answering() as sender:
         state, text = told(here, sender)
-        assert (state, "the trainer sends them too" in text) == ("ok", True)
+        assert (state, "sends them" in text) == ("ok", True)
         state, text = told(there, sender)
-        assert (state, "which answers; as files" in text) == ("ok", True)
+        assert (state, sender.partition("/")[0] in text) == ("ok", True)
     with socket.create_server(("127.0.0.1", 0), backlog=1) as hung:  # it accepts, and says nothing
         state, text = told(here, f"127.0.0.1:{hung.getsockname()[1]}/s3cret")
-        assert (state, "does not answer here" in text) == ("warning", True)
+        assert (state, "ROQ_TRAINER_ADDRESS" in text) == ("warning", True)
     assert told(there, "127.0.0.1:1/s3cret")[0] == "failed"
     state, text = told(here, "")
-    assert (state, "does not send them just now" in text) == ("warning", True)
+    assert (state, "not sending" in text) == ("warning", True)
     assert told(there, "")[0] == "failed"
     assert told(here, "127.0.0.1:1/s3cret", ended=True)[0] == "ok"

@@ -1,4 +1,4 @@
-"""What ``roq doctor`` finds about the files that this host sees: model, weights, the run's folders."""
+"""The checks of ``roq doctor`` on files, from this host: the model, the weights, the run's folders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from roq.admin.doctor.finding import Finding, fail, ok, warn
+from roq.admin.finding import Finding, fail, ok, warn
 from roq.config import Job
 from roq.errors import RoqError, TransferFailed
 from roq.job.checks import check_model
@@ -23,7 +23,7 @@ REACH_S = 3.0  # for a trainer that sends weights
 
 
 def model(job: Job) -> Finding:
-    """The model that training begins with."""
+    """Check the model that training starts from."""
     length = job.data.max_prompt_tokens + job.rollout.max_tokens
     try:
         check_model(job.model.path, engines_here=False, max_model_len=length)
@@ -33,21 +33,21 @@ def model(job: Job) -> Finding:
 
 
 def weights(newest: WeightsRef | None, job: Job | None, *, ended: bool) -> Finding:
-    """The newest published version, as a worker on this host would get it."""
+    """Check the newest published version, as a worker on this host would get it."""
     if newest is None or not newest.location:
-        return warn("weights", "where the newest are is not registered; the run was published to by hand")
+        return warn("weights", "the newest version has no registered location; it was published by hand")
     stored = _stored(newest, job)
     if ended or job is None or job.run.transfer == "files":
         return stored
     where = newest.sender.rpartition("/")[0]  # without the secret
     if not where:
-        lost = "the trainer does not send them just now (it starts, or is away)"
+        lost = "the trainer is not sending them now (it is starting, or not running)"
     elif _answers(newest.sender):
         if stored.state == "ok":
-            return ok("weights", f"{stored.text}; the trainer sends them too, from {where}")
-        return ok("weights", f"sent by the trainer from {where}, which answers; as files: {stored.text}")
+            return ok("weights", f"{stored.text}; the trainer also sends them, from {where}")
+        return ok("weights", f"the trainer sends them from {where}, which answers; as files: {stored.text}")
     else:
-        lost = f"the trainer sends them from {where}, which does not answer here (ROQ_TRAINER_ADDRESS)"
+        lost = f"the trainer sends them from {where}, which does not answer this host (ROQ_TRAINER_ADDRESS)"
     if stored.state == "ok":
         return warn("weights", f"{lost}; workers read {stored.text}")
     return fail("weights", f"{lost}; {stored.text}")
@@ -57,7 +57,7 @@ def _answers(sender: str) -> bool:
     try:
         host, port, secret = messages.split_address(sender)
         with socket.create_connection((host, port), timeout=REACH_S) as connection:
-            # An engine of no ranks: it is sent away, so something is alive there.
+            # An engine with 0 ranks gets a refusal, which shows that the sender is alive.
             connection.sendall(messages.encode(messages.Hello(secret, ranks=0)))
             return bool(connection.recv(1))
     except (OSError, ValueError, TransferFailed):
@@ -68,26 +68,26 @@ def _stored(newest: WeightsRef, job: Job | None) -> Finding:
     location = newest.location
     if is_url(location):
         if job is None:
-            return warn("weights", f"{location}: the run has no job that names its store, so it is not read")
+            return warn("weights", f"{location}: not checked, as the run has no job that names its store")
         try:
             whole = weight_store(job.run).is_whole(location)
         except RoqError as error:
             return fail("weights", str(error))
         if not whole:
-            return fail("weights", f"{location} is not whole; a trainer that is started again writes it anew")
-        return ok("weights", f"{location}, whole")
+            return fail("weights", f"{location} is incomplete; restart the trainer, it writes it again")
+        return ok("weights", f"{location}, complete")
     folder = Path(location)
     if not folder.is_dir():
-        return fail("weights", f"{location} is not here; mount that folder here, under the same path")
+        return fail("weights", f"{location} does not exist on this host; mount it under the same path")
     try:
         check_weights(folder)
     except RoqError as error:
         return fail("weights", str(error))
-    return ok("weights", f"{location}, readable and whole")
+    return ok("weights", f"{location}, readable and complete")
 
 
 def files(job: Job) -> Iterator[Finding]:
-    """Where the trainer writes and workers read."""
+    """Check the folders and the store that the trainer writes and workers read."""
     yield _writable("folder", Path(job.run.dir))
     if job.run.weights is None:
         return
@@ -111,6 +111,6 @@ def _writable(name: str, folder: Path) -> Finding:
     except OSError as error:
         return fail(
             name,
-            f"{folder} cannot be written here ({error.strerror}); the trainer must, and workers must read it",
+            f"{folder} is not writable here ({error.strerror}); the trainer must write and workers read it",
         )
     return ok(name, f"{folder} is writable, {size(free.f_bavail * free.f_frsize)} free")

@@ -1,4 +1,4 @@
-"""What ``roq doctor`` finds about the server: its version, library, users, durability, memory and clock."""
+"""The checks of ``roq doctor`` on the server: its library, user, restart, memory and clock."""
 
 # redis-py leaves its return types untyped
 # pyright: reportUnknownMemberType=false
@@ -11,8 +11,8 @@ from typing import Any
 from redis import exceptions
 
 from roq.admin.acl import written_commands
-from roq.admin.doctor.finding import Finding, fail, ok, warn
-from roq.admin.server import OLDEST, masked, setting, version_of
+from roq.admin.finding import Finding, fail, ok, warn
+from roq.admin.server import version_of
 from roq.client.failures import LIBRARY_MISSING
 from roq.config import Job
 from roq.job.memory import run_bytes
@@ -24,46 +24,30 @@ from roq.types import Status
 
 __all__ = [
     "clock",
-    "durability",
-    "eviction",
-    "library",
+    "loaded_library",
     "memory",
     "probe",
     "restart",
     "role",
     "server_info",
-    "version",
 ]
 
 SKEW_S = 5.0
-FULL = 0.9  # of maxmemory: the rest goes fast
+FULL = 0.9  # of maxmemory; the rest fills quickly
 
 
 def server_info(client: Any) -> dict[str, Any]:
-    """What INFO says; empty when it may not be asked."""
+    """The reply to INFO; empty if this user may not call it."""
     try:
         return client.info()
     except exceptions.RedisError:
         return {}
 
 
-def version(url: str, info: dict[str, Any]) -> Finding:
-    """Whether the server is new enough."""
-    kind, version, number = version_of(info)
-    where = f"{kind} {version} at {masked(url)}"
-    if not info:
-        return warn(
-            "server", f"{masked(url)} answers, but not INFO: allow this user INFO, or use one of roq acl"
-        )
-    if number < OLDEST[kind]:
-        return fail("server", f"{where}; upgrade it to Redis 7.0 or Valkey 7.2, or newer")
-    return ok("server", where)
-
-
 def probe(client: Any) -> tuple[str | None, set[str]]:
-    """The library's version, and the functions that our user may call.
+    """The library's version, and the functions that this user may call.
 
-    Called without arguments they refuse, and change nothing.
+    The functions are called without arguments, which they refuse without a change.
     """
     loaded: str | None = None
     allowed: set[str] = set()
@@ -75,7 +59,7 @@ def probe(client: Any) -> tuple[str | None, set[str]]:
             continue
         except exceptions.ResponseError as error:
             if LIBRARY_MISSING in str(error):
-                continue  # told by the library's own line
+                continue  # reported by loaded_library
         else:
             if function is f.VERSION:
                 loaded = answer.decode() if isinstance(answer, bytes) else str(answer)
@@ -84,11 +68,14 @@ def probe(client: Any) -> tuple[str | None, set[str]]:
 
 
 def loaded_library(loaded: str | None) -> Finding:
-    """The library's version, held against ours."""
+    """Compare the library's version with this client's."""
     ours = library.version()
     load = "roq library | redis-cli -x FUNCTION LOAD REPLACE"
     if loaded is None:
-        return warn("library", f"not loaded, or not to be asked; the first client that may loads it ({load})")
+        return warn(
+            "library",
+            f"not loaded, or hidden from this user; the first client with the right loads it ({load})",
+        )
     older = library.older_than_ours(loaded)
     if older is None:
         return ok("library", loaded)
@@ -96,27 +83,28 @@ def loaded_library(loaded: str | None) -> Finding:
         return fail("library", f"{loaded} is newer than this client's {ours}; upgrade roq here")
     if loaded.split()[0] == ours.split()[0]:
         return warn(
-            "library", f"{loaded}, this client's is {ours}: of one revision, the next client replaces it"
+            "library", f"{loaded}; this client has {ours}, the same revision: the next client replaces it"
         )
     return warn(
-        "library", f"{loaded} is older than this client's {ours}; {load} replaces it, also under a run"
+        "library", f"{loaded} is older than this client's {ours}; {load} replaces it, also during a run"
     )
 
 
 def role(client: Any, allowed: set[str], loaded: bool) -> Finding:
-    """Who we are, and as which role of ``roq acl``."""
+    """Identify the user, and its role of ``roq acl``."""
     user = _whoami(client)
     if user is None:
-        return warn("user", "the server does not say who we are; use a user of roq acl")
+        return warn("user", "the server does not name this user; use a user of roq acl")
     if not loaded:
-        return ok("user", f"{user}; what it may do is seen once the library is loaded")
+        return ok("user", f"{user}; its rights can be checked once the library is loaded")
     if allowed == {function.name for function in f.FUNCTIONS}:
-        return ok("user", f"{user} may call everything; on a network give each process its own (roq acl)")
+        return ok("user", f"{user} may call everything; on a network, give each process its user (roq acl)")
     for name in ROLES:
         if allowed == {function.name for function in role_functions(name)}:
             return ok("user", f"{user}, with the rights of role {name}")
     return warn(
-        "user", f"{user} may call {', '.join(sorted(allowed)) or 'nothing'}: no role of roq acl; make it anew"
+        "user",
+        f"{user} may call {', '.join(sorted(allowed)) or 'nothing'}: not a role of roq acl; create it again",
     )
 
 
@@ -128,34 +116,11 @@ def _whoami(client: Any) -> str | None:
     return answer.decode() if isinstance(answer, bytes) else str(answer)
 
 
-def durability(client: Any, info: dict[str, Any]) -> Finding:
-    """Whether a crash of the server can lose writes."""
-    if not info:
-        return warn("persistence", "unknown: the server does not answer INFO")
-    if str(info.get("aof_enabled")) != "1":
-        return fail(
-            "persistence", "no append-only file: a crash of the server loses the run; set appendonly yes"
-        )
-    for what in ("aof_last_write_status", "aof_last_bgrewrite_status"):
-        if str(info.get(what, "ok")) != "ok":
-            return fail(
-                "persistence", f"{what} is {info[what]}; look at the server's log, and for a full disk"
-            )
-    fsync = setting(client, "appendfsync")
-    if fsync is None:
-        return warn(
-            "persistence", "append-only file; appendfsync is not shown to this user, make sure of always"
-        )
-    if fsync != "always":
-        return warn("persistence", f"appendfsync {fsync}: a crash may lose the last writes; set it to always")
-    return ok("persistence", "append-only file, synced with every write")
-
-
 def restart(client: Any, info: dict[str, Any], run: str | None) -> Finding | None:
-    """Whether a restart reads everything back; None where that is no question, or cannot be seen.
+    """Check that a restart reads everything back; None if that does not apply or cannot be checked.
 
     Redis, unlike Valkey, replays its append-only file with the rights of the user ``default``, and skips
-    what that may not do.
+    commands that this user may not run.
     """
     kind, _, _ = version_of(info)
     if kind != "redis" or str(info.get("aof_enabled")) != "1":
@@ -167,7 +132,7 @@ def restart(client: Any, info: dict[str, Any], run: str | None) -> Finding | Non
         refused = [
             command.lower()
             for command, arity in zip(commands, arities, strict=True)
-            # its arguments do not matter, and all may be keys
+            # the arguments do not matter, so all are keys
             if str(client.execute_command("ACL", "DRYRUN", "default", command, *[keys] * (arity - 1))) != "OK"
         ]
     except exceptions.RedisError:
@@ -175,46 +140,36 @@ def restart(client: Any, info: dict[str, Any], run: str | None) -> Finding | Non
             return None
         return warn(
             "restart",
-            "Redis reads its append-only file back with the rights of user default, which has not all: "
-            "a restart may lose writes; ACL SETUSER default ~* &* +@all, as an administrator",
+            "Redis replays its append-only file with the rights of user default, which are restricted: "
+            "a restart may lose writes; run `ACL SETUSER default ~* &* +@all` as an administrator",
         )
     if refused:
         return fail(
             "restart",
-            "Redis reads its append-only file back with the rights of user default, which may not run "
-            f"{', '.join(refused)} on {keys}: a restart loses what they wrote. ACL SETUSER default ~* &* "
-            "+@all, and so in the aclfile; it may be off",
+            "Redis replays its append-only file with the rights of user default, which may not run "
+            f"{', '.join(refused)} on {keys}: a restart loses these writes. Run `ACL SETUSER default ~* &* "
+            "+@all`, and change the aclfile accordingly; the user may be off",
         )
-    return ok("restart", "user default may run all that the append-only file holds of a run")
-
-
-def eviction(client: Any, info: dict[str, Any]) -> Finding:
-    """Whether the server may drop a run's keys."""
-    policy = info.get("maxmemory_policy") or setting(client, "maxmemory-policy")
-    if policy is None:
-        return warn("eviction", "maxmemory-policy is not shown to this user; make sure of noeviction")
-    if policy != "noeviction":
-        return fail("eviction", f"maxmemory-policy {policy} may drop a run's keys; set it to noeviction")
-    return ok("eviction", "none (noeviction)")
+    return ok("restart", "user default may run every command of a run in the append-only file")
 
 
 def clock(client: Any) -> Finding:
-    """The server's clock, held against ours."""
+    """Compare the server's clock with this host's."""
     before = time.time()
     try:
         seconds, micros = client.time()
     except exceptions.RedisError:
-        return warn("clock", "not to be asked by this user")
+        return warn("clock", "this user may not call TIME")
     after = time.time()
     skew = seconds + micros / 1e6 - (before + after) / 2
-    text = f"the server's is {abs(skew):.3f} s {'ahead of' if skew > 0 else 'behind'} ours"
+    text = f"the server's is {abs(skew):.3f} s {'ahead of' if skew > 0 else 'behind'} this host's"
     if abs(skew) > SKEW_S:
-        return warn("clock", f"{text}; nothing breaks, roq uses the server's alone, but logs will not match")
+        return warn("clock", f"{text}; logs will not match, but roq uses only the server's clock")
     return ok("clock", text)
 
 
 def memory(info: dict[str, Any], job: Job | None, status: Status | None) -> Finding:
-    """What is used, and what the run can need."""
+    """Compare the memory in use and the run's need with what there is."""
     if not info:
         return warn("memory", "unknown: the server does not answer INFO")
     used, limit = int(info["used_memory"]), int(info.get("maxmemory") or 0)
@@ -236,7 +191,7 @@ def memory(info: dict[str, Any], job: Job | None, status: Status | None) -> Find
     text = ", ".join(parts)
     if limit and used > FULL * limit:
         return fail(
-            "memory", f"{text}; nearly full: raise maxmemory (CONFIG SET maxmemory …, also under a run)"
+            "memory", f"{text}; nearly full: raise maxmemory (CONFIG SET maxmemory …, also during a run)"
         )
     if room and need > room:
         return warn(

@@ -1,4 +1,4 @@
-"""What ``roq doctor`` finds, one line each."""
+"""Findings about a deployment, one line each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Finding", "fail", "ok", "warn"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One line: what was looked at, how it is, and in ``text`` what there is and what to do."""
+    """One line: the thing checked, its state, and in ``text`` its value and what to do."""
 
     name: str
     state: Literal["ok", "warning", "failed"]
@@ -18,15 +18,15 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def ok(name: str, text: str) -> Finding:
-    """All is well."""
+    """A passed check."""
     return Finding(name, "ok", text)
 
 
 def warn(name: str, text: str) -> Finding:
-    """A run works, but mind it."""
+    """A run works, but something needs attention."""
     return Finding(name, "warning", text)
 
 
 def fail(name: str, text: str) -> Finding:
-    """A run cannot work, or is in danger."""
+    """A run cannot work, or is at risk."""
     return Finding(name, "failed", text)
