@@ -26,7 +26,7 @@ from roq.errors import ConfigError, RoqError
 from roq.text import one_line
 
 __all__ = [
-    "Record",
+    "ProcessRecord",
     "die_with_parent",
     "end_with",
     "exit_code",
@@ -47,7 +47,7 @@ KILL_S = 5.0  # a killed process is gone at once, unless it is in a system call
 _PR_SET_PDEATHSIG = 1
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A started process: its name, pid, start mark (:func:`start_mark`), command and log file."""
 
     name: str
@@ -99,7 +99,7 @@ def start_mark(pid: int) -> str | None:
 
 def spawn(
     name: str, command: Sequence[str], log: Path, env: Mapping[str, str]
-) -> tuple[Record, subprocess.Popen[bytes]]:
+) -> tuple[ProcessRecord, subprocess.Popen[bytes]]:
     """Start ``command`` in a new session and append its output to ``log``.
 
     It outlives this process and its terminal. Keep the Popen for :func:`exit_code`.
@@ -114,7 +114,7 @@ def spawn(
             start_new_session=True,
             env=dict(env),
         )
-    return Record(
+    return ProcessRecord(
         name=name, pid=child.pid, mark=start_mark(child.pid) or "gone", command=list(command), log=str(log)
     ), child
 
@@ -132,7 +132,7 @@ def exit_code(child: subprocess.Popen[bytes]) -> int | None:
     return child.wait()
 
 
-def send(record: Record, number: signal.Signals) -> bool:
+def send(record: ProcessRecord, number: signal.Signals) -> bool:
     """Signal the recorded process; returns False if it no longer runs."""
     if not record.alive:
         return False
@@ -143,7 +143,7 @@ def send(record: Record, number: signal.Signals) -> bool:
     return True
 
 
-def finish(record: Record) -> None:
+def finish(record: ProcessRecord) -> None:
     """Kill the recorded process, if it is running, with its whole process group."""
     if not record.alive:
         return
@@ -154,12 +154,12 @@ def finish(record: Record) -> None:
 
 
 def stop(
-    records: Sequence[Record],
+    records: Sequence[ProcessRecord],
     wait_s: float,
     *,
     poll: Callable[[], object] = lambda: None,
     hurry: Callable[[], bool] = lambda: False,
-) -> list[Record]:
+) -> list[ProcessRecord]:
     """Send SIGTERM to all, wait at most ``wait_s`` for them to end, kill the rest; returns those killed.
 
     ``poll`` is called while waiting (to reap children); the wait ends early when ``hurry`` returns True.
@@ -183,15 +183,17 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-def read_records(path: Path) -> dict[str, Record]:
+def read_records(path: Path) -> dict[str, ProcessRecord]:
     """The records in a pids file by name; empty if there is no file."""
     try:
-        return {record.name: record for record in msgspec.json.decode(path.read_bytes(), type=list[Record])}
+        return {
+            record.name: record for record in msgspec.json.decode(path.read_bytes(), type=list[ProcessRecord])
+        }
     except (FileNotFoundError, msgspec.DecodeError):
         return {}
 
 
-def write_records(path: Path, records: Mapping[str, Record]) -> None:
+def write_records(path: Path, records: Mapping[str, ProcessRecord]) -> None:
     """Replace the pids file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")

@@ -26,7 +26,7 @@ import msgspec
 
 from roq.admin.server import OLDEST, ping
 from roq.errors import ServerFailed, UnsuitableServer
-from roq.processes import Record, finish, start_mark, stop, tail
+from roq.processes import ProcessRecord, finish, start_mark, stop, tail
 
 __all__ = ["EmbeddedServer", "find_binary"]
 
@@ -113,7 +113,7 @@ class EmbeddedServer:
         self.folder = Path(run_dir).absolute() / "server"
         self.log = self.folder / "server.log"
         self._pid_file = self.folder / "server.pid"
-        self._last: Record | None = None  # as last read; still valid if the folder is deleted
+        self._last: ProcessRecord | None = None  # as last read; still valid if the folder is deleted
 
     @property
     def socket(self) -> Path:
@@ -132,10 +132,10 @@ class EmbeddedServer:
         return f"unix://{quote(str(self.socket))}"
 
     @property
-    def record(self) -> Record | None:
+    def record(self) -> ProcessRecord | None:
         """The process that was started last; None if none was."""
         try:
-            self._last = msgspec.json.decode((self.folder / "server.json").read_bytes(), type=Record)
+            self._last = msgspec.json.decode((self.folder / "server.json").read_bytes(), type=ProcessRecord)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
         return self._last
@@ -222,7 +222,7 @@ class EmbeddedServer:
             (self.folder / "socket").write_text(f"{short}\n", encoding="utf-8")
 
     def _write_record(self, binary: Path) -> None:
-        """Record the daemon from its pid file, which it writes once it runs in the background."""
+        """ProcessRecord the daemon from its pid file, which it writes once it runs in the background."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             try:
@@ -233,7 +233,9 @@ class EmbeddedServer:
             mark = start_mark(pid)
             if mark is None:
                 break
-            record = Record(name="server", pid=pid, mark=mark, command=[str(binary)], log=str(self.log))
+            record = ProcessRecord(
+                name="server", pid=pid, mark=mark, command=[str(binary)], log=str(self.log)
+            )
             new = self.folder / "server.json.new"
             new.write_bytes(msgspec.json.encode(record))
             new.replace(self.folder / "server.json")

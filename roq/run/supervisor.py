@@ -19,7 +19,7 @@ import msgspec
 
 from roq.errors import ConfigError, ProcessFailed
 from roq.processes import (
-    Record,
+    ProcessRecord,
     exit_code,
     read_records,
     spawn,
@@ -56,7 +56,7 @@ class _Child:
         self.name = name
         self.command = list(command)
         self.log = log
-        self.record: Record | None = None
+        self.record: ProcessRecord | None = None
         self.popen: subprocess.Popen[bytes] | None = None  # None for one that another supervisor started
         self.begun = 0.0  # monotonic
         self.begun_version = 0
@@ -253,10 +253,10 @@ def _how(code: int | None) -> str:
 # ---- one supervisor at a time --------------------------------------------------------------------
 
 
-def running_supervisor(run_dir: Path) -> Record | None:
+def running_supervisor(run_dir: Path) -> ProcessRecord | None:
     """The live ``roq up`` of a run folder, if there is one."""
     try:
-        record = msgspec.json.decode((run_dir / "up.json").read_bytes(), type=Record)
+        record = msgspec.json.decode((run_dir / "up.json").read_bytes(), type=ProcessRecord)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
     return record if record.alive else None
@@ -278,7 +278,7 @@ def sole_supervisor(run_dir: Path, pid: int) -> Generator[None]:
             who = f" (pid {other.pid})" if other else ""
             busy = f"another roq up{who} is already running in {run_dir}"
             raise ProcessFailed(f"{busy}; see roq status, or stop it with roq down") from None
-        record = Record(name="up", pid=pid, mark=start_mark(pid) or "gone")
+        record = ProcessRecord(name="up", pid=pid, mark=start_mark(pid) or "gone")
         (run_dir / "up.json").write_bytes(msgspec.json.encode(record))
         try:
             yield

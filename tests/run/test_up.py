@@ -12,7 +12,7 @@ from typing import Any
 import roq_trainer.__main__
 import roq_worker.__main__
 from roq import Scheduler
-from roq.processes import Record, finish, read_records, start_mark
+from roq.processes import ProcessRecord, finish, read_records, start_mark
 from roq.run.embedded_server import EmbeddedServer
 from roq.run.supervisor import running_supervisor
 from roq.run.up import trainer_command, worker_command
@@ -59,8 +59,8 @@ def whole(folder: Path, total: int) -> dict[str, Any]:
 def test_a_folder_deleted_under_the_run(job: Job, folder: Path, start_up: Start) -> None:
     """Everything that was started is stopped, and the user is told."""
     up = start_up(job(protocol__total_steps=1000, protocol__epochs=9999), "--pace", "0.05")
-    records: list[Record] = []
-    server: Record | None = None
+    records: list[ProcessRecord] = []
+    server: ProcessRecord | None = None
     try:
         eventually(lambda: steps(folder) > 3)
         records = list(read_records(folder / "run" / "pids.json").values())
