@@ -6,7 +6,7 @@ std = {
     "math", "string", "table", "redis", "cjson", "cmsgpack", "struct", "bit", "KEYS", "ARGV",
     -- The client joins the files into one library (roq/protocol/library.py): each file of lua/lib is a local named
     -- after it, and the version and the revision are two more.
-    "arguments", "cancellations", "claims", "context", "events", "groups", "judging", "leases", "placement", "refuse",
+    "arguments", "batches", "cancellations", "changes", "claims", "context", "events", "groups", "judging", "leases", "placement", "refuse",
     "replies", "retire", "slots", "supply", "text", "trainers", "transition", "workers", "LIBRARY_VERSION",
     "LIBRARY_REVISION",
   },

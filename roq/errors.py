@@ -136,6 +136,12 @@ class RunEnded(Refused):
     code = "ROQ_ENDED"
 
 
+class Damaged(Refused):
+    """The keys of the run hold what the library never writes; restore it from a backup."""
+
+    code = "ROQ_DAMAGED"
+
+
 # ---- processes of a run --------------------------------------------------------------------------
 
 

@@ -24,9 +24,9 @@ transition.define({
     trainers.require(run, args.trainer)
     trainers.seen(run)
     if args.address == "" then
-      redis.call("HDEL", run.key.sender, "address")
+      changes.hdel(run.key.sender, "address")
     else
-      redis.call("HSET", run.key.sender, "address", args.address)
+      changes.hset(run.key.sender, "address", args.address)
     end
     return { address = args.address }
   end,

@@ -17,9 +17,9 @@ local FREED = 16 -- groups in one call
 -- Free groups of one batch; returns how many, and the groups that are left of it.
 local function free(run, version, budget)
   local left, freed = {}, 0
-  for id in string.gmatch(redis.call("HGET", run.key.batches, text.int(version)) or "", "%d+") do
+  for _, id in ipairs(batches.read(run, version) or {}) do
     if freed < budget then
-      groups.delete(run, groups.read(run, tonumber(id)))
+      groups.delete(run, groups.known(run, tonumber(id)))
       freed = freed + 1
     else
       left[#left + 1] = id
@@ -52,11 +52,8 @@ transition.define({
     while budget > 0 and state.freed < state.checkpoint do
       local freed, left = free(run, state.freed, budget)
       budget = budget - math.max(1, freed)
-      local batch = text.int(state.freed)
-      if #left > 0 then
-        redis.call("HSET", run.key.batches, batch, table.concat(left, " "))
-      else
-        redis.call("HDEL", run.key.batches, batch)
+      batches.write(run, state.freed, left)
+      if #left == 0 then
         context.add(run, "freed", 1)
       end
     end

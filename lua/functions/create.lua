@@ -69,16 +69,17 @@ transition.plain({
     end
 
     for field, value in pairs(wanted) do
-      redis.call("HSET", key.config, field, value)
+      changes.hset(key.config, field, value)
     end
     for field, value in pairs(initial) do
-      redis.call("HSET", key.state, field, text.int(value))
+      changes.hset(key.state, field, text.int(value))
     end
-    redis.call("HSET", key.state, "created", text.int(context.now()))
+    changes.hset(key.state, "created", text.int(context.now()))
     if args.weights ~= "" then
-      redis.call("HSET", key.weights, "0", args.weights)
+      changes.hset(key.weights, "0", args.weights)
     end
-    redis.call("XADD", key.events, "*", "event", "created")
+    changes.later("XADD", key.events, "*", "event", "created")
+    changes.commit(key)
     return text.json({ created = true })
   end,
 })

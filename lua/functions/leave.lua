@@ -17,7 +17,7 @@ transition.define({
   apply = function(run, args)
     for _, name in ipairs(claims.names_of(run, args.worker, BATCH)) do
       local group, m = text.parse_member(name)
-      leases.reopen(run, groups.read(run, group), m, false, true, "detach")
+      leases.reopen(run, groups.known(run, group), m, false, true, "detach")
       events.log(run, "release", { group = group, member = m, worker = args.worker })
       events.signal(run, "release")
     end

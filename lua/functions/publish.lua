@@ -42,7 +42,7 @@ transition.define({
     if args.version == state.version + 1 then
       context.set(run, "version", args.version)
       context.add(run, "trained", run.config.batch_size)
-      redis.call("HSET", run.key.weights, text.int(args.version), args.weights)
+      changes.hset(run.key.weights, text.int(args.version), args.weights)
       events.log(
         run,
         "publish",

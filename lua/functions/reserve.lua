@@ -29,7 +29,7 @@ local function lease(run, out, record, worker, version, room, waited)
     local member = groups.part(record, m)
     if room > 0 and member and member.state == "pending" then
       if waited then
-        redis.call("ZREM", run.key.pending, text.member(record.group, m))
+        changes.zrem(run.key.pending, text.member(record.group, m))
         what = member.reissue and "reissue" or what
       end
       claims.issue(run, record, m, worker, version)
@@ -68,9 +68,11 @@ local function reissue(run, out, args, room)
     local group = text.parse_member(name)
     if not seen[group] then
       seen[group] = true
-      local record = groups.read(run, group)
+      local record = groups.known(run, group)
       local _, buffer = slots.find(run, group)
-      if record.judgement or buffer <= args.version + run.config.eta then
+      if not buffer then
+        refuse.damaged("group %.0f waits to be issued but is in no slot", group)
+      elseif record.judgement or buffer <= args.version + run.config.eta then
         room = lease(run, out, record, args.worker, args.version, room, true)
       end
     end

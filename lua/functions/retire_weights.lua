@@ -28,7 +28,7 @@ transition.define({
     for i = 1, #flat, 2 do
       local version = tonumber(flat[i])
       if version > 0 and version < oldest_kept and not pinned[version] then
-        redis.call("HDEL", run.key.weights, flat[i])
+        changes.hdel(run.key.weights, flat[i], flat[i + 1])
         retired[#retired + 1] = { version = version, location = flat[i + 1] }
       end
     end

@@ -52,7 +52,7 @@ end
 local function waiting(run)
   local out = {}
   for _, id in ipairs(slots.list(run, "reserved", run.state.frontier, WAITING)) do
-    local record = groups.read(run, tonumber(id))
+    local record = groups.known(run, tonumber(id))
     local _, buffer, slot = slots.find(run, record.group)
     local owners, named, pending = {}, {}, 0
     for m = 0, #record.members do
@@ -82,7 +82,7 @@ local function worker_list(run)
   local alive = redis.call("ZRANGE", run.key.heartbeats, "0", text.int(WORKERS - 1), "WITHSCORES")
   for i = 1, #alive, 2 do
     local worker = alive[i]
-    local record = workers.read(run, worker)
+    local record = workers.live(run, worker)
     out[#out + 1] = {
       worker = worker,
       version = record.version,

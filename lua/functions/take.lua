@@ -24,22 +24,10 @@ local function batch_reply(run, version, ids)
   return { ready = true, version = version, replay = version < run.state.version, groups = ids }
 end
 
--- The batch taken for an update, or nil.
-local function taken(run, version)
-  local ids = redis.call("HGET", run.key.batches, text.int(version))
-  if ids then
-    local list = {}
-    for id in string.gmatch(ids, "%d+") do
-      list[#list + 1] = id
-    end
-    return list
-  end
-end
-
 -- With over-sampling: Reserved groups left in a buffer that is taken move to a later legal Empty slot, or are
 -- discarded. All of them in this call, at most S - B: the buffer is gone afterwards.
 local function clear_reserved(run, buffer)
-  repeat
+  for _ = 0, run.config.buffer_slots / LEFTOVER + 1 do
     local left = slots.list(run, "reserved", buffer, LEFTOVER)
     for _, id in ipairs(left) do
       local group = tonumber(id)
@@ -55,10 +43,13 @@ local function clear_reserved(run, buffer)
       if to then
         slots.move(run, "reserved", group, v_traj, from, slot, to, slots.last_empty(run, to))
       else
-        retire.group(run, groups.read(run, group), "discard", "surplus")
+        retire.group(run, groups.known(run, group), "discard", "surplus")
       end
     end
-  until #left == 0
+    if #left == 0 then
+      return
+    end
+  end
 end
 
 local function reset_timeout(run)
@@ -87,7 +78,7 @@ local function drop_after_timeout(run, buffer)
   end
   local dropped = 0
   for _, id in ipairs(slots.list(run, "reserved", buffer, DROP_LOOK)) do
-    local record = groups.read(run, tonumber(id))
+    local record = groups.known(run, tonumber(id))
     if dropped < DROPPED and record.since <= state.dropping_since then
       retire.group(run, record, run.config.on_drop, "stuck_timeout")
       dropped = dropped + 1
@@ -132,12 +123,12 @@ transition.define({
     local state = run.state
     local version = args.version >= 0 and args.version or state.version
     check(run, version)
-    local ids = taken(run, version)
+    local ids = batches.read(run, version)
     if not ids and state.ended == 1 then
       refuse.with("ENDED", "the run is over after %d updates", state.version)
     end
     if trainers.attach(run, args.trainer) then
-      redis.call("HDEL", run.key.sender, "address") -- its predecessor's
+      changes.hdel(run.key.sender, "address") -- its predecessor's
     end
     if ids then
       return batch_reply(run, version, ids)
@@ -161,7 +152,7 @@ transition.define({
       clear_reserved(run, buffer)
     end
     ids = slots.empty_buffer(run, buffer)
-    redis.call("HSET", run.key.batches, text.int(buffer), table.concat(ids, " "))
+    batches.write(run, buffer, ids)
     context.set(run, "frontier", buffer + 1)
     reset_timeout(run)
     events.log(run, "take", { version = buffer, trainer = args.trainer, groups = ids })

@@ -9,7 +9,7 @@ function M.tell(run, worker, name, token, reason)
   local sequence = context.next(run, "next_cancel")
   reason = reason == "" and "unknown" or string.gsub(reason, "[%s%c%z]+", "_")
   local entry = string.format("%s %012.0f %s %.0f %s", worker, sequence, name, token, reason)
-  redis.call("ZADD", run.key.cancelled, "0", entry)
+  changes.zadd(run.key.cancelled, "0", entry)
 end
 
 -- The cancellations of a worker after `acknowledged`: claims, the newest sequence number.
@@ -17,7 +17,7 @@ function M.read(run, worker, acknowledged)
   local first, last = text.entries_of(worker)
   if acknowledged > 0 then
     local seen = string.format("[%s %012.0f!", worker, acknowledged)
-    redis.call("ZREMRANGEBYLEX", run.key.cancelled, first, seen)
+    changes.zrem_names(run.key.cancelled, first, seen)
   end
   local told, newest = {}, acknowledged
   for _, entry in
@@ -37,7 +37,7 @@ end
 
 -- Forget the cancellations of a worker.
 function M.forget(run, worker)
-  redis.call("ZREMRANGEBYLEX", run.key.cancelled, text.entries_of(worker))
+  changes.zrem_names(run.key.cancelled, text.entries_of(worker))
 end
 
 return M

@@ -39,7 +39,7 @@ end
 -- Queue a pending member for whoever asks next.
 function M.queue(run, record, m)
   local place = text.int(context.next(run, "next_pending"))
-  redis.call("ZADD", run.key.pending, place, text.member(record.group, m))
+  changes.zadd(run.key.pending, place, text.member(record.group, m))
 end
 
 -- Issue a pending member to a worker that serves weights `version`.
@@ -52,7 +52,7 @@ function M.issue(run, record, m, worker, version)
   if m > 0 then
     member.v = math.min(member.v or version, version)
   end
-  redis.call("ZADD", run.key.claims, "0", worker .. " " .. text.member(record.group, m))
+  changes.zadd(run.key.claims, "0", worker .. " " .. text.member(record.group, m))
 end
 
 -- The claim on a leased member, as its worker is told.
@@ -74,7 +74,8 @@ end
 
 -- Take a leased member off its worker's claims.
 local function unclaim(run, record, m)
-  redis.call("ZREM", run.key.claims, groups.part(record, m).worker .. " " .. text.member(record.group, m))
+  local name = text.member(record.group, m)
+  changes.zrem(run.key.claims, groups.part(record, m).worker .. " " .. name, "0")
 end
 
 -- Refuse data above the size limit.
@@ -94,10 +95,10 @@ function M.complete(run, record, args)
   local member, name = record.members[args.member], text.member(record.group, args.member)
   unclaim(run, record, args.member)
   if member.prefix then
-    redis.call("HDEL", run.key.prefixes, name)
+    changes.later("HDEL", run.key.prefixes, name)
     member.prefix = nil
   end
-  redis.call("HSET", run.key.payloads, name, args.payload)
+  changes.later("HSET", run.key.payloads, name, args.payload)
   context.add(run, "payload_bytes", #args.payload)
   member.state = "complete"
   member.v, member.reward, member.tokens, member.bytes = args.oldest, args.reward, args.tokens, #args.payload
@@ -109,7 +110,7 @@ function M.keep_prefix(run, args, member)
     refuse.with("INVALID", "a group's post-processing has no tokens to keep")
   end
   M.check_size(run, args.prefix)
-  redis.call("HSET", run.key.prefixes, text.member(args.group, args.member), args.prefix)
+  changes.later("HSET", run.key.prefixes, text.member(args.group, args.member), args.prefix)
   member.prefix = true
 end
 
@@ -132,7 +133,7 @@ function M.reopen(run, record, m, failed, keep)
   local member, name = groups.part(record, m), text.member(record.group, m)
   unclaim(run, record, m)
   if not keep and member.prefix then
-    redis.call("HDEL", run.key.prefixes, name)
+    changes.later("HDEL", run.key.prefixes, name)
     member.prefix = nil
   end
   if not member.prefix then
@@ -157,7 +158,7 @@ local function cancel(run, record, m, reason)
     unclaim(run, record, m)
     cancellations.tell(run, member.worker, name, member.token, reason)
   elseif member.state == "pending" then
-    redis.call("ZREM", run.key.pending, name)
+    changes.zrem(run.key.pending, name)
   end
 end
 
@@ -173,7 +174,7 @@ function M.cancel_open(run, record, reason)
     cancel(run, record, m, reason)
     if member.state ~= "complete" then
       if member.prefix then
-        redis.call("HDEL", run.key.prefixes, name)
+        changes.later("HDEL", run.key.prefixes, name)
       end
       member.state, member.worker, member.prefix = "cancelled", nil, nil
       cancelled[#cancelled + 1] = m

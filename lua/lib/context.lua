@@ -78,13 +78,63 @@ local state_fields = {
   "revision",
 }
 
+local words = { on_drop = true, post_process = true }
+local optional = {
+  prompts = true,
+  epochs = true,
+  total_steps = true,
+  post_process = true,
+  stuck_timeout_ms = true,
+  max_inflight = true,
+  max_payload_bytes = true,
+  stuck_since = true,
+  dropping_since = true,
+  sweeping = true,
+  trainer_seen = true,
+}
+-- The largest values, where loops depend on them: as roq/config.py has them; versions fit scores (lib/slots.lua).
+local largest = {
+  eta = 100,
+  batch_size = 4096,
+  group_size = 256,
+  buffer_slots = 8192,
+  group_candidates = 512,
+  version = 9000000,
+}
+
+-- Read fields of `config` or `state`, and refuse what no transition writes there.
 local function numbers(fields, values)
   local out = {}
   for i, field in ipairs(fields) do
     local value = values[i] ~= "" and values[i] or nil
-    out[field] = tonumber(value) or value
+    if not value and not optional[field] then
+      refuse.damaged("%s is missing", field)
+    elseif value and not words[field] then
+      local number = tonumber(value)
+      if not number or number < 0 or number > (largest[field] or 2 ^ 53) or number ~= math.floor(number) then
+        refuse.damaged("%s is %s", field, string.sub(value, 1, 40))
+      end
+      value = number
+    end
+    out[field] = value
   end
   return out
+end
+
+-- Refuse a state that no run can be in: every loop over buffers goes from `frontier` to at most version + eta.
+local function check(config, state)
+  if state.frontier ~= state.version and state.frontier ~= state.version + 1 then
+    refuse.damaged("frontier is %.0f at version %.0f", state.frontier, state.version)
+  elseif state.freed > state.checkpoint or state.checkpoint > state.version then
+    refuse.damaged(
+      "checkpoint is %.0f and freed %.0f at version %.0f",
+      state.checkpoint,
+      state.freed,
+      state.version
+    )
+  elseif config.batch_size > config.buffer_slots or config.group_size > config.group_candidates then
+    refuse.damaged("batch_size or group_size is larger than what there is room for")
+  end
 end
 
 -- Milliseconds on the server's clock.
@@ -117,32 +167,37 @@ end
 
 -- Refuse a run that another revision of the library created: its records may mean something else.
 function M.check_revision(keys, revision)
-  if tonumber(revision or 1) ~= LIBRARY_REVISION then
+  revision = revision or "1"
+  if tonumber(revision) ~= LIBRARY_REVISION then
     refuse.with(
       "CONFIG",
       "run '%s' was created by revision %s of the roq library, this is revision %d; create a new run",
       name_of(keys),
-      revision or "1",
+      revision,
       LIBRARY_REVISION
     )
   end
 end
 
--- Open the run: two reads. Refuses when it was never created, or by another revision of the library.
+-- Open the run: two reads. Refuses when it was never created, or by another revision of the library, and when
+-- its configuration or state cannot be.
 function M.open(keys)
   local key = M.keys(keys)
-  local config = redis.call("HMGET", key.config, unpack(config_fields))
-  if not config[1] then
+  local values = redis.call("HMGET", key.config, unpack(config_fields))
+  if not values[1] then
     refuse.with("NO_RUN", "there is no run '%s' on this server; create it first (roq init)", name_of(keys))
   end
-  local state = numbers(state_fields, redis.call("HMGET", key.state, unpack(state_fields)))
-  M.check_revision(keys, state.revision)
+  local state_values = redis.call("HMGET", key.state, unpack(state_fields))
+  M.check_revision(keys, state_values[#state_fields])
+  local config, state = numbers(config_fields, values), numbers(state_fields, state_values)
+  check(config, state)
   return {
     key = key,
     now = M.now(),
-    config = numbers(config_fields, config),
+    config = config,
     state = state,
     changed = {}, -- fields of the state to write at the end
+    raw = {}, -- records of groups as they stand in Redis
     counts = {}, -- occupied and reserved slots of the buffers looked at
     moves = {}, -- slot moves of this transition, for the event
     woken = {}, -- signals given by this transition
@@ -166,7 +221,7 @@ function M.next(run, field)
   return number
 end
 
--- Write the changed fields of the state.
+-- Write the changed fields of the state, and what else was left for the end.
 function M.commit(run)
   local fields = {}
   for field, value in pairs(run.changed) do
@@ -174,8 +229,9 @@ function M.commit(run)
     fields[#fields + 1] = type(value) == "number" and text.int(value) or value
   end
   if #fields > 0 then
-    redis.call("HSET", run.key.state, unpack(fields))
+    changes.later("HSET", run.key.state, unpack(fields))
   end
+  changes.commit(run.key)
 end
 
 -- The last buffer that weights `version` may reserve in.

@@ -124,7 +124,7 @@ function M.log(run, event, fields)
   if given ~= 0 then
     error("event " .. event .. " has fields that are not declared")
   end
-  redis.call("XADD", run.key.events, "MAXLEN", "~", text.int(run.config.event_log), "*", unpack(entry))
+  changes.later("XADD", run.key.events, "MAXLEN", "~", text.int(run.config.event_log), "*", unpack(entry))
 end
 
 local function wake(run, stream, field, reason)
@@ -133,7 +133,7 @@ local function wake(run, stream, field, reason)
   end
   run.woken[field] = true
   context.add(run, field, 1)
-  redis.call("XADD", run.key[stream], "MAXLEN", "1", text.int(run.state[field]) .. "-0", "reason", reason)
+  changes.later("XADD", run.key[stream], "MAXLEN", "1", text.int(run.state[field]) .. "-0", "reason", reason)
 end
 
 -- Wake the workers that wait for work, once per transition: new weights, or room.

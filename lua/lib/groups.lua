@@ -14,8 +14,22 @@ local M = {}
 
 -- A group's record, or nil.
 function M.find(run, group)
-  local record = redis.call("HGET", run.key.groups, text.int(group))
-  return record and text.object(record) or nil
+  local raw = redis.call("HGET", run.key.groups, text.int(group))
+  if not raw then
+    return nil
+  end
+  run.raw[group] = raw
+  local ok, record = pcall(text.object, raw)
+  local members = ok and type(record) == "table" and record.group == group and record.members
+  if type(members) ~= "table" or #members ~= run.config.group_candidates then
+    refuse.damaged("group %s has a record that is none", text.int(group))
+  end
+  return record
+end
+
+-- The record of a group that a key of the run names.
+function M.known(run, group)
+  return group and M.find(run, group) or refuse.damaged("group %s has no record", tostring(group))
 end
 
 -- A group's record. Refuses a group that is gone (FENCED) or never was (NO_GROUP).
@@ -31,7 +45,9 @@ function M.read(run, group)
 end
 
 function M.write(run, record)
-  redis.call("HSET", run.key.groups, text.int(record.group), text.json(record))
+  local raw = text.json(record)
+  changes.hset(run.key.groups, text.int(record.group), raw, run.raw[record.group] or false)
+  run.raw[record.group] = raw
 end
 
 -- A new group for an ordinal, all members pending. `drops` and `attempt` count what was tried before, so
@@ -73,8 +89,9 @@ function M.delete(run, record)
     names[m] = text.member(record.group, m)
     bytes = bytes + (member.bytes or 0)
   end
-  redis.call("HDEL", run.key.payloads, unpack(names))
-  redis.call("HDEL", run.key.groups, text.int(record.group))
+  changes.later("HDEL", run.key.payloads, unpack(names))
+  changes.hdel(run.key.groups, text.int(record.group), run.raw[record.group])
+  run.raw[record.group] = nil
   context.add(run, "payload_bytes", -bytes)
 end
 

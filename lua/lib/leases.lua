@@ -8,12 +8,12 @@ local REMEMBERED = 256 -- departed workers whose cancellations are kept for thei
 
 -- Extend a worker's lease, and attach it when it is new. Returns its record.
 function M.touch(run, worker)
-  if redis.call("ZADD", run.key.heartbeats, text.int(run.now + run.config.lease_ms), worker) == 0 then
-    return workers.read(run, worker)
+  if changes.zadd(run.key.heartbeats, text.int(run.now + run.config.lease_ms), worker) then
+    return workers.live(run, worker)
   end
   local left = redis.call("ZSCORE", run.key.departed, worker)
   local record = { worker = worker, since = run.now, draining = left and tonumber(left) % 1 ~= 0 or nil }
-  redis.call("ZREM", run.key.departed, worker)
+  changes.zrem(run.key.departed, worker, left)
   workers.write(run, record)
   events.log(run, "worker_joined", { worker = worker })
   return record
@@ -22,19 +22,20 @@ end
 -- Remove what describes a worker that holds no claim. One that lost claims may wake and must be told:
 -- its cancellations stay, for the most recent of such workers.
 function M.remove(run, worker, told)
-  local draining = told and workers.read(run, worker).draining
-  redis.call("ZREM", run.key.heartbeats, worker)
-  redis.call("HDEL", run.key.workers, worker)
-  redis.call("HDEL", run.key.pins, worker)
+  local draining = told and workers.live(run, worker).draining
+  changes.zrem(run.key.heartbeats, worker)
+  changes.hdel(run.key.workers, worker)
+  changes.hdel(run.key.pins, worker)
   if not told then
     cancellations.forget(run, worker)
-    redis.call("ZREM", run.key.departed, worker)
+    changes.zrem(run.key.departed, worker)
     return
   end
   -- Half a millisecond says that it was asked to go: it is still to go when it wakes.
-  redis.call("ZADD", run.key.departed, text.int(run.now) .. (draining and ".5" or ""), worker)
+  changes.zadd(run.key.departed, text.int(run.now) .. (draining and ".5" or ""), worker)
   if redis.call("ZCARD", run.key.departed) > REMEMBERED then
-    local oldest = redis.call("ZPOPMIN", run.key.departed)[1]
+    local oldest = redis.call("ZRANGE", run.key.departed, "0", "0")[1]
+    changes.zrem(run.key.departed, oldest)
     cancellations.forget(run, oldest)
   end
 end

@@ -68,13 +68,13 @@ function M.occupy(run, group, v_traj)
 end
 
 -- Pull Occupied groups forward until no buffer that needs one has an Empty slot before them. One
--- removal opens one slot, so at most one group moves for each buffer of the window.
+-- removal opens one slot, so at most one group moves to each buffer of the window.
 local function pull_forward(run)
   local last = run.state.version + run.config.eta
   local source = run.state.frontier + 1
   for buffer = run.state.frontier, last do
     source = math.max(source, buffer + 1)
-    while not slots.is_ready(run, buffer) and slots.has_empty(run, buffer) do
+    if not slots.is_ready(run, buffer) and slots.has_empty(run, buffer) then
       while source <= last and slots.counts(run, source).occupied == 0 do
         source = source + 1
       end

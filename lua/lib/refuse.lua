@@ -1,4 +1,4 @@
--- Refusals: the only way a transition says no. Called while validating, before the first write.
+-- Refusals: the only way a transition says no. Nothing that the transition wrote before stays.
 -- The client mirrors every code as a class (roq/errors.py).
 
 local M = {}
@@ -14,6 +14,7 @@ local codes = {
   INVALID = true, -- an argument is missing, malformed or out of range
   STATE_LOST = true, -- the caller is ahead of what the server remembers
   ENDED = true, -- the run is over
+  DAMAGED = true, -- the keys of the run hold what no transition writes
 }
 
 -- Stop the transition with ROQ_<code> and a sentence that tells the caller what to do.
@@ -23,6 +24,16 @@ function M.with(code, message, ...)
     message = string.format(message, ...)
   end
   error({ refusal = "ROQ_" .. code .. " " .. message })
+end
+
+-- As `with`, for keys that hold what no transition writes: it says which.
+function M.damaged(message, ...)
+  M.with(
+    "DAMAGED",
+    "the run's keys were changed by something else than roq: %s. Nothing was done; restore the run from a backup "
+      .. "(roq import)",
+    (string.gsub(string.format(message, ...), "%c", " "))
+  )
 end
 
 return M

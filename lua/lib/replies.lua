@@ -20,8 +20,8 @@ local function forget(run)
     for lane = 1, LANES do
       lanes[lane] = client .. ":" .. lane
     end
-    redis.call("HDEL", run.key.replies, unpack(lanes))
-    redis.call("ZREM", run.key.clients, client)
+    changes.later("HDEL", run.key.replies, unpack(lanes))
+    changes.zrem(run.key.clients, client)
   end
 end
 
@@ -50,8 +50,8 @@ end
 -- Keep the reply to this call.
 function M.keep(run, reply)
   if run.request then
-    redis.call("HSET", run.key.replies, run.request.lane, text.int(run.request.sequence) .. " " .. reply)
-    if redis.call("ZADD", run.key.clients, text.int(run.now), run.request.client) == 1 then
+    changes.later("HSET", run.key.replies, run.request.lane, text.int(run.request.sequence) .. " " .. reply)
+    if not changes.zadd(run.key.clients, text.int(run.now), run.request.client) then
       forget(run)
     end
   end

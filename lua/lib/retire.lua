@@ -59,7 +59,7 @@ function M.hopeless(run)
   local bound = needing > last and run.state.version + 1 or math.max(0, needing - run.config.eta)
   local hopeless = slots.reserved_before(run, bound, HOPELESS)
   for _, group in ipairs(hopeless) do
-    M.group(run, groups.read(run, tonumber(group)), "discard", "surplus")
+    M.group(run, groups.known(run, tonumber(group)), "discard", "surplus")
   end
   context.set(run, "sweeping", #hopeless == HOPELESS and 1 or 0)
 end

@@ -53,25 +53,37 @@ function M.find(run, group)
     local score = redis.call("ZSCORE", run.key[kind], text.int(group))
     if score then
       score = tonumber(score)
-      return kind, math.floor(score / SPAN), score % SPAN
+      local buffer, slot = math.floor(score / SPAN), score % SPAN
+      if
+        buffer < run.state.frontier
+        or buffer > run.state.version + run.config.eta
+        or slot < 1
+        or slot > run.config.buffer_slots
+        or slot ~= math.floor(slot)
+      then
+        refuse.damaged("group %s is in slot %s.%s", text.int(group), tostring(buffer), tostring(slot))
+      end
+      return kind, buffer, slot
     end
   end
 end
 
 -- v_traj of a Reserved group, from the index.
 function M.version_of(run, group)
-  return math.floor(
-    tonumber(redis.call("ZSCORE", run.key.reserved_by_version, text.int(group))) / (AGES * SPAN)
-  )
+  local score = redis.call("ZSCORE", run.key.reserved_by_version, text.int(group))
+  if not score then
+    refuse.damaged("group %s is in no version's index", text.int(group))
+  end
+  return math.floor(tonumber(score) / (AGES * SPAN))
 end
 
 -- Fill an Empty slot.
 function M.fill(run, kind, group, v_traj, buffer, slot)
   local id = text.int(group)
-  redis.call("ZADD", run.key[kind], place_score(buffer, slot), id)
-  redis.call("HSET", run.key.slots, text.place(buffer, slot), kind .. " " .. id)
+  changes.zadd_new(run.key[kind], place_score(buffer, slot), id)
+  changes.later("HSET", run.key.slots, text.place(buffer, slot), kind .. " " .. id)
   if kind == "reserved" then
-    redis.call("ZADD", run.key.reserved_by_version, version_score(v_traj, buffer, slot), id)
+    changes.zadd_new(run.key.reserved_by_version, version_score(v_traj, buffer, slot), id)
   end
   local counts = M.counts(run, buffer)
   counts[kind] = counts[kind] + 1
@@ -83,10 +95,10 @@ end
 -- Empty a filled slot.
 function M.clear(run, kind, group, buffer, slot)
   local counts = M.counts(run, buffer)
-  redis.call("ZREM", run.key[kind], text.int(group))
-  redis.call("HDEL", run.key.slots, text.place(buffer, slot))
+  changes.zrem(run.key[kind], text.int(group), place_score(buffer, slot))
+  changes.later("HDEL", run.key.slots, text.place(buffer, slot))
   if kind == "reserved" then
-    redis.call("ZREM", run.key.reserved_by_version, text.int(group))
+    changes.zrem(run.key.reserved_by_version, text.int(group))
   end
   counts[kind] = counts[kind] - 1
 end
@@ -104,7 +116,7 @@ end
 
 -- Note that a Reserved group's v_traj changed.
 function M.reindex(run, group, v_traj, buffer, slot)
-  redis.call("ZADD", run.key.reserved_by_version, version_score(v_traj, buffer, slot), text.int(group))
+  changes.zadd(run.key.reserved_by_version, version_score(v_traj, buffer, slot), text.int(group))
 end
 
 local function one(run, command, kind, from, to)
@@ -134,7 +146,7 @@ end
 local function earliest_of(run, v_traj, gap_buffer, gap_slot)
   local past = "(" .. version_score(v_traj, gap_buffer, gap_slot)
   local from = version_score(v_traj, v_traj, 0)
-  while true do
+  for _ = 0, run.config.eta + 1 do
     local found =
       redis.call("ZRANGEBYSCORE", run.key.reserved_by_version, from, past, "WITHSCORES", "LIMIT", "0", "1")
     if not found[1] then
@@ -172,16 +184,18 @@ function M.reserved_before(run, version, limit)
   return redis.call("ZRANGEBYSCORE", run.key.reserved_by_version, "-inf", past, "LIMIT", "0", text.int(limit))
 end
 
--- Empty a whole buffer whose slots hold Occupied groups only; returns them in slot order.
+-- Empty a whole READY buffer whose slots hold Occupied groups only; returns them in slot order.
 function M.empty_buffer(run, buffer)
   local first, past = place_score(buffer, 0), "(" .. place_score(buffer + 1, 0)
-  local groups = redis.call("ZRANGEBYSCORE", run.key.occupied, first, past)
-  redis.call("ZREMRANGEBYSCORE", run.key.occupied, first, past)
+  if M.counts(run, buffer).occupied ~= run.config.batch_size then
+    refuse.damaged("buffer %s has more Occupied groups than a batch", text.int(buffer))
+  end
+  local groups = changes.zrem_scores(run.key.occupied, first, past)
   local places = {}
   for slot = 1, #groups do
     places[slot] = text.place(buffer, slot)
   end
-  redis.call("HDEL", run.key.slots, unpack(places))
+  changes.later("HDEL", run.key.slots, unpack(places))
   run.counts[buffer] = nil
   return groups
 end

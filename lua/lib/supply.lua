@@ -17,7 +17,7 @@ end
 
 -- The next prompt: ordinal, drops and attempts before. Call only when not exhausted.
 function M.next(run)
-  local requeued = redis.call("LPOP", run.key.requeued)
+  local requeued = changes.lpop(run.key.requeued)
   if requeued then
     local ordinal, drops, attempt = string.match(requeued, "^(%d+) (%d+) (%d+)$")
     return tonumber(ordinal), tonumber(drops), tonumber(attempt)
@@ -26,13 +26,13 @@ function M.next(run)
 end
 
 local function queue(run, ordinal, drops, attempt)
-  redis.call("RPUSH", run.key.requeued, string.format("%.0f %.0f %.0f", ordinal, drops, attempt))
+  changes.rpush(run.key.requeued, string.format("%.0f %.0f %.0f", ordinal, drops, attempt))
 end
 
 -- Make a prompt a dead letter, with the reason. Returns "dead".
 function M.bury(run, ordinal, drops, attempt, reason)
   local letter = { ordinal = ordinal, drops = drops, attempt = attempt, reason = reason, at = run.now }
-  redis.call("HSET", run.key.dead, text.int(ordinal), text.json(letter))
+  changes.hset(run.key.dead, text.int(ordinal), text.json(letter))
   return "dead"
 end
 
@@ -43,7 +43,7 @@ function M.revive(run, ordinal)
   if not letter then
     return false
   end
-  redis.call("HDEL", run.key.dead, text.int(ordinal))
+  changes.hdel(run.key.dead, text.int(ordinal), letter)
   queue(run, ordinal, 0, text.object(letter).attempt)
   return true
 end

@@ -29,9 +29,10 @@ function M.attach(run, trainer)
     if current ~= "" then
       local names = { current }
       for name in string.gmatch(former, "%S+") do
-        if #names < REMEMBERED then
-          names[#names + 1] = name
+        if #names == REMEMBERED then
+          break
         end
+        names[#names + 1] = name
       end
       context.set(run, "former_trainers", table.concat(names, " "))
     end

@@ -1,18 +1,29 @@
 -- How a function of the library is declared. A transition validates, writes, and returns its reply as a
--- table; refusals (lib/refuse.lua) become error replies; a retried call gets its first reply again.
+-- table; refusals (lib/refuse.lua) become error replies, and nothing that was written before one stays
+-- (lib/changes.lua); a retried call gets its first reply again.
 
 local M = {}
 
+-- A failure that no client can help: what the keys hold does not fit together. Others (the server's own, such
+-- as MISCONF) are as the server words them.
+local function as_damage(failure)
+  local said = type(failure) == "table" and failure.err or tostring(failure)
+  local coded = string.match(said, "^[A-Z]+ ")
+  if coded and coded ~= "WRONGTYPE " and not string.match(said, "^ERR The stream ") then
+    error(failure)
+  end
+  return select(2, pcall(refuse.damaged, "%s", said)).refusal
+end
+
 local function guarded(work)
   return function(keys, argv)
+    changes.begin()
     local ok, result = pcall(work, keys, argv)
     if ok then
       return result
     end
-    if type(result) == "table" and result.refusal then
-      return redis.error_reply(result.refusal)
-    end
-    error(result)
+    changes.rollback()
+    return redis.error_reply(type(result) == "table" and result.refusal or as_damage(result))
   end
 end
 

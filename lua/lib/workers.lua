@@ -8,8 +8,13 @@ function M.read(run, worker)
   return record and text.object(record) or nil
 end
 
+-- As `read`, for a worker that has a lease.
+function M.live(run, worker)
+  return M.read(run, worker) or refuse.damaged("worker %s has a lease but no record", worker)
+end
+
 function M.write(run, record)
-  redis.call("HSET", run.key.workers, record.worker, text.json(record))
+  changes.hset(run.key.workers, record.worker, text.json(record))
 end
 
 -- Pins are text: "3 5" while a worker that serves version 3 loads version 5.
@@ -20,17 +25,18 @@ function M.pin(run, worker, version)
   if loaded and loaded ~= wanted then
     wanted = loaded .. " " .. wanted
   end
-  redis.call("HSET", run.key.pins, worker, wanted)
+  changes.hset(run.key.pins, worker, wanted, pins)
 end
 
 -- A worker has loaded a version: pins of older ones end.
 function M.pin_loaded(run, worker, version)
+  local old = redis.call("HGET", run.key.pins, worker)
   local pins = text.int(version)
-  local loading = string.match(redis.call("HGET", run.key.pins, worker) or "", "^%d+ (%d+)$")
+  local loading = string.match(old or "", "^%d+ (%d+)$")
   if loading and tonumber(loading) > version then
     pins = pins .. " " .. loading
   end
-  redis.call("HSET", run.key.pins, worker, pins)
+  changes.hset(run.key.pins, worker, pins, old)
 end
 
 -- Keep a worker's last failure, for those who ask why nothing moves.

@@ -76,7 +76,7 @@ _PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]{0,63}")
 
 def _library_commands() -> set[str]:
     """Every command that the library issues."""
-    return set(re.findall(r'redis\.call\(\s*"([A-Z]+)"', library.source()))
+    return set(re.findall(r'(?:redis\.call\(|changes\.later\(|\{)\s*"([A-Z]+)"', library.source()))
 
 
 def written_commands() -> set[str]:

@@ -60,7 +60,7 @@ def test_commands_do_not_grow_with_the_slots(server: Server) -> None:
         if name != "status":  # which tells the first 16 slots that the trainer waits for, and no more
             assert number <= small[name] + 4, (name, small, large)
     assert large["status"] <= 100
-    assert large["complete"] <= 40
+    assert large["complete"] <= 44  # of these about 6 look up what a failure would put back
     assert large["reserve"] <= 40
 
 
