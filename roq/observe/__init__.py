@@ -1,1 +1,1 @@
-"""Looking at a run: figures of its steps, text and pictures of it, reports, Prometheus."""
+"""Observe a run: metrics, terminal text, plots, reports, Prometheus."""

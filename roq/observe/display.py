@@ -1,4 +1,4 @@
-"""What ``roq up`` prints: one line for each step and event, and on a terminal a status line below them."""
+"""The output of ``roq up``: one line per step and event, and on a terminal a status line below them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from roq.types import Status
 
 __all__ = ["Display", "View"]
 
-SILENCE_S = 20.0  # without a terminal, the status is a line of its own after so long without one
+SILENCE_S = 20.0  # without a terminal, print the status after this long without a line
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to show: the run's configuration and status, and what its processes recorded."""
+    """The data to display: the run's configuration and status, and its processes' records."""
 
     config: RunConfig
     status: Status
@@ -28,7 +28,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Display:
-    """Prints to ``out``; the status line is rewritten in place if that is a terminal."""
+    """Print progress to ``out``; on a terminal, the status line is rewritten in place."""
 
     def __init__(self, out: TextIO) -> None:
         self._out, self._live = out, out.isatty()
@@ -42,7 +42,7 @@ class Display:
         click.echo(text, file=self._out)
 
     def update(self, view: View) -> None:
-        """Print the steps that are new since the first call, then the status."""
+        """Print steps added since the previous call, then the status."""
         lines, total = view.records.lines, total_steps(view.config)
         if self._shown is None:
             self._shown = len(lines)

@@ -1,7 +1,7 @@
-"""What the trainer and the workers write into the run's folder, read as it grows.
+"""Read the metrics that the trainer and the workers write to the run's folder, as they grow.
 
-``metrics.jsonl`` has a line for each step of the trainer, ``workers/*.jsonl`` a line for each worker
-about every 5 s. A line that a crash cut short, or that holds what no such line can, is passed over.
+``metrics.jsonl`` has a line for each trainer step, ``workers/*.jsonl`` a line per worker about every 5 s.
+Truncated and invalid lines are skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import Meta, field
 __all__ = ["Records", "Step", "WorkerLine"]
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
-Real = Annotated[float, Meta(ge=-1e300, le=1e300)]  # neither NaN nor infinite
+Real = Annotated[float, Meta(ge=-1e300, le=1e300)]  # finite
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Staleness = Annotated[str, Meta(pattern=r"^\d{1,3}$")]
 
@@ -26,8 +26,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """A line of ``metrics.jsonl``.
 
     Attributes:
-        step: the version that the step published, from 1.
-        scheduler_s, wall_s: seconds since the process began.
+        step: the version that the step publishes, from 1.
+        scheduler_s, wall_s: totals in seconds since the process started.
     """
 
     step: Annotated[int, Meta(ge=1, lt=1 << 31)]
@@ -54,7 +54,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of ``workers/*.jsonl``; its counters (tokens, seconds) count from the process's start."""
+    """A line of ``workers/*.jsonl``; counters (tokens, seconds) are totals since the process started."""
 
     time: Seconds
     worker: str = ""
@@ -81,10 +81,10 @@ Line = TypeVar("Line", Step, WorkerLine)
 
 
 class Records:
-    """All records of a run folder; :meth:`read` takes in what was written since.
+    """All records in a run folder; :meth:`read` adds the lines written since the last call.
 
     Attributes:
-        lines: the trainer's lines in the order written; after a restart steps may come again.
+        lines: the trainer's lines in file order; steps can repeat after a restart.
         workers: each worker process's lines, by worker name.
     """
 
@@ -95,7 +95,7 @@ class Records:
         self.workers: dict[str, list[WorkerLine]] = {}
 
     def read(self) -> bool:
-        """Read on; says whether the trainer has written something."""
+        """Read new lines; returns whether the trainer wrote any."""
         for path in sorted((self._folder / "workers").glob("*.jsonl")):
             lines = self.workers.setdefault(path.stem, [])
             lines.extend(self._rows(path, WorkerLine))
@@ -105,7 +105,7 @@ class Records:
 
     @property
     def steps(self) -> list[Step]:
-        """One line for each step, in order; of a step trained again the last line counts."""
+        """One line per step, in order; the last line of a repeated step."""
         by_step = {line.step: line for line in self.lines}
         return [by_step[number] for number in sorted(by_step)]
 
@@ -120,6 +120,6 @@ class Records:
         self._offsets[path] = self._offsets.get(path, 0) + complete
         for raw in data[:complete].splitlines():
             try:
-                yield msgspec.convert(json.loads(raw), kind, strict=False)  # not msgspec's: a loss may be NaN
+                yield msgspec.convert(json.loads(raw), kind, strict=False)  # unlike msgspec, json reads NaN
             except (ValueError, RecursionError):
                 continue

@@ -1,7 +1,7 @@
-"""The plots of a run, for ``summary.png`` and for reports, and the look that the simulator's plots share.
+"""Plots of a run, for ``summary.png`` and reports, and the style shared with the simulator's plots.
 
-In an SVG of a report, colours are variables: the page's style sheet has those of the light and of the dark
-scheme. A PNG has the light ones.
+The SVGs in a report use CSS variables as colours, defined by the page for the light and the dark scheme.
+PNGs use the light scheme.
 """
 
 # matplotlib's annotations are partial
@@ -47,10 +47,10 @@ COLORS = {
     "stale5": ("#2a2f6e", "#4a50b5"),
     "stale6": ("#1a1c4b", "#383c8f"),
 }
-"""Name: (on a light page, on a dark one)."""
+"""Colours by name: (light scheme, dark scheme)."""
 
 LIGHT = {name: light for name, (light, _) in COLORS.items()}
-SHADES = 7  # of staleness, stale0 to stale6
+SHADES = 7  # staleness colours, stale0 to stale6
 WIDE = (10.0, 2.9)  # inches
 SMOOTH = 5  # batches in the running mean
 TIME_BINS = 60
@@ -65,7 +65,7 @@ FATE_COLOR = {
 
 
 class Drawn(NamedTuple):
-    """A plot: its title, and what it looks like."""
+    """A rendered plot."""
 
     name: str
     title: str
@@ -74,7 +74,7 @@ class Drawn(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A step as the plots show it; ``staleness`` counts groups or trajectories by versions behind."""
+    """The data of a step; ``staleness`` counts groups or trajectories by staleness."""
 
     number: int
     reward: float | None
@@ -87,7 +87,7 @@ Paint = Callable[["Axes", Timeline, Sequence[Bar]], None]
 
 
 def draw(timeline: Timeline) -> list[Drawn]:
-    """The plots of a report; none for a timeline without a step."""
+    """Draw the plots of a report; none if the timeline has no step."""
     bars = [Bar(s.number, s.reward, s.staleness, s.wait_s, s.train_s or 0.0) for s in timeline.steps]
     return [_drawn(name, timeline, bars) for name in PLOTS if bars]
 
@@ -113,10 +113,10 @@ def _drawn(name: str, timeline: Timeline, bars: Sequence[Bar]) -> Drawn:
 def write_summary_plot(
     records: Records, timeline: Timeline, summary: Summary, run_dir: str | Path
 ) -> Path | None:
-    """Draw ``summary.png`` in the run's folder; None without matplotlib or without a step to show.
+    """Draw ``summary.png`` in the run's folder; returns None without matplotlib or without a step.
 
-    Steps come from the records, which keep all of them; the plot over time is left out where ``timeline``
-    lacks events.
+    Steps come from the records, which are complete. The plot over time is omitted if ``timeline`` lacks
+    events.
     """
     if not records.steps or importlib.util.find_spec("matplotlib") is None:
         return None
@@ -155,7 +155,7 @@ def _paint(figure: Figure, names: Sequence[str], timeline: Timeline, bars: Seque
 
 
 def style(axes: Axes) -> None:
-    """Give axes the common look."""
+    """Apply the common style to axes."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(LIGHT["quiet"])
     axes.tick_params(colors=LIGHT["quiet"], labelsize=9, length=0)
@@ -166,7 +166,7 @@ def style(axes: Axes) -> None:
 
 
 def _steps(axes: Axes, bars: Sequence[Bar]) -> list[int]:
-    """The steps' numbers as the x axis."""
+    """Set up an x axis of step numbers."""
     from matplotlib.ticker import MaxNLocator
 
     x = [bar.number for bar in bars]
@@ -177,7 +177,7 @@ def _steps(axes: Axes, bars: Sequence[Bar]) -> list[int]:
 
 
 def _time_axis(axes: Axes, timeline: Timeline) -> Callable[[float], float]:
-    """The time since the first work as the x axis, from 0; returns where a time lies on it."""
+    """Set up an x axis of time since the first issue; returns the function from time to position."""
     units = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
     unit, name = next(((u, n) for u, n in units if timeline.work_s >= 3 * u), units[-1])
     axes.set_xlabel(f"{name} since the first trajectory was issued")
@@ -186,7 +186,7 @@ def _time_axis(axes: Axes, timeline: Timeline) -> Callable[[float], float]:
 
 
 def _whole_ticks(axes: Axes, most: int, count: int = 5) -> None:
-    """Ticks of whole numbers, the greatest of which is ``most``: a full batch reads off at once."""
+    """Set integer ticks up to ``most``, so that a full batch is at a tick."""
     step = next((n for n in range(1, most + 1) if most % n == 0 and most // n <= count), most)
     axes.set_yticks(range(0, most + 1, step))
     axes.set_ylim(0, most * 1.02)
@@ -195,7 +195,7 @@ def _whole_ticks(axes: Axes, most: int, count: int = 5) -> None:
 def staleness_bars(
     axes: Axes, x: Sequence[int], counts: Sequence[Mapping[int, int]], most: int, *, limit: int, width: float
 ) -> int:
-    """A stacked bar at each ``x``, of the counts by staleness from 0 to ``most``; returns the highest sum."""
+    """Draw a stacked bar of counts by staleness, 0 to ``most``, at each ``x``; returns the highest sum."""
     bottom = [0] * len(x)
     for staleness in range(most + 1):
         height = [count.get(staleness, 0) for count in counts]
@@ -282,12 +282,12 @@ def _times(axes: Axes, _: Timeline, bars: Sequence[Bar]) -> None:
     x = _steps(axes, bars)
     train, wait = [bar.train_s for bar in bars], [bar.wait_s for bar in bars]
     axes.bar(x, train, width=0.82, color=LIGHT["train"], label="trains")
-    axes.bar(x, wait, bottom=train, width=0.82, color=LIGHT["wait"], label="waited before")
+    axes.bar(x, wait, bottom=train, width=0.82, color=LIGHT["wait"], label="waits")
     _clip_outliers(axes, x, [a + b for a, b in zip(train, wait, strict=True)], LIGHT["quiet"])
 
 
 def _clip_outliers(axes: Axes, x: Sequence[int], heights: Sequence[float], color: str) -> None:
-    """An axis that its highest few bars do not flatten: they are cut, and their height is written on them."""
+    """Limit the y axis so that a few outliers do not flatten the rest; label the clipped bars' heights."""
     top = usual_top(heights)
     axes.set_ylim(0, top)
     for place, height in zip(x, heights, strict=True):
@@ -297,7 +297,7 @@ def _clip_outliers(axes: Axes, x: Sequence[int], heights: Sequence[float], color
 
 
 def usual_top(heights: Sequence[float]) -> float:
-    """Where an axis should end: above all, or above all but a few that would flatten the others.
+    """Return the top of an axis: above all values, or above all but a few outliers.
 
     >>> usual_top([2.0] * 40 + [4.0]), usual_top([2.0] * 40 + [50.0])
     (4.4, 3.5)
@@ -311,7 +311,7 @@ def usual_top(heights: Sequence[float]) -> float:
 PLOTS: dict[str, tuple[str, Paint]] = {
     "staleness": ("Staleness of each batch, in versions", _staleness),
     "reward": ("Mean reward of each batch", _reward),
-    "throughput": ("Response tokens finished per second, by what became of them", _throughput),
-    "idle": ("Time without work", _idle),
+    "throughput": ("Response tokens completed per second, by their group's fate", _throughput),
+    "idle": ("Waiting and idle time", _idle),
     "steps": ("Seconds of each step", _times),
 }

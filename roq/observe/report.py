@@ -1,4 +1,4 @@
-"""``roq report``: a run on one page that needs nothing else, and its figures as PNGs."""
+"""``roq report``: a self-contained HTML page about a run, and its plots as PNGs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from roq.text import clock
 
 __all__ = ["write_report"]
 
-LONGEST = 8  # waits told
-ENDS = 5  # batches at either end that a reward is the mean of
+LONGEST = 8  # waits shown
+ENDS = 5  # batches averaged for the first and the last reward
 
 STYLE = """
 :root { color-scheme: light dark; LIGHT }
@@ -40,13 +40,13 @@ th { color: var(--quiet); font-weight: normal; } td.n, th.n { text-align: right;
 
 
 def write_report(timeline: Timeline, out: Path) -> list[Path]:
-    """Write the page to ``out``, and each figure as a PNG into a folder of its name; returns the files.
+    """Write the page to ``out``, and each plot as a PNG to a folder of the same name; returns the paths.
 
     Raises:
-        ConfigError: there is nothing to report yet, or the page cannot be written.
+        ConfigError: no batch was taken yet, or the page cannot be written.
     """
     if not timeline.steps:
-        raise ConfigError("no batch was taken yet (or its event is trimmed): there is nothing to report")
+        raise ConfigError("nothing to report: no batch was taken yet, or its event was trimmed")
     figures = draw(timeline)
     folder = out.with_suffix("")
     files = {out: _page(timeline, figures).encode()}
@@ -56,7 +56,7 @@ def write_report(timeline: Timeline, out: Path) -> list[Path]:
         for path, data in files.items():
             path.write_bytes(data)
     except OSError as error:
-        raise ConfigError(f"the report cannot be written: {error}; choose another --out") from None
+        raise ConfigError(f"cannot write the report: {error}; choose another --out") from None
     return list(files)
 
 
@@ -96,9 +96,9 @@ def _warnings(timeline: Timeline) -> list[str]:
     if timeline.whole:
         return []
     if timeline.missing == 0:
-        return ["The history does not begin with the run's creation: what came before is not in this report."]
+        return ["The events do not start with the run's creation: this report omits everything before them."]
     many = "An unknown number of" if timeline.missing is None else f"{timeline.missing:,}"
-    return [f"{many} events were trimmed before they were read: figures leave them out."]
+    return [f"{many} events were trimmed before they were read: this report omits them."]
 
 
 def _numbers(timeline: Timeline) -> str:
@@ -109,9 +109,9 @@ def _numbers(timeline: Timeline) -> str:
     found = wait_shares(timeline)
     facts = [
         ("steps", f"{sum(step.published is not None for step in timeline.steps)}"),
-        ("reward, first and last", _ends(rewards)),
-        ("staleness, mean and most", f"{fmean(stale):.2f}, {max(stale)}" if stale else "?"),
-        ("tokens trained per second", f"{tokens.get('trained', 0) / wall:,.0f}"),
+        ("mean reward, start → end", _ends(rewards)),
+        ("staleness, mean and max", f"{fmean(stale):.2f}, {max(stale)}" if stale else "?"),
+        ("trained tokens per second", f"{tokens.get('trained', 0) / wall:,.0f}"),
         ("finished tokens left untrained", f"{waste / (sum(tokens.values()) or 1):.1%}"),
         (
             "trainer waited, after step 1",
@@ -147,7 +147,7 @@ def _fates(timeline: Timeline) -> str:
         reason = f"{group.state}: {group.reason}"[:120] if group.reason else group.state
         groups.setdefault(reason, []).append(group.tokens)
     rows = [(name, f"{len(tokens):,}", f"{sum(tokens):,}") for name, tokens in sorted(groups.items())]
-    return "<h2>What became of the groups</h2>" + _table(("fate", "groups", "finished tokens"), rows, "lrr")
+    return "<h2>Fates of the groups</h2>" + _table(("fate", "groups", "finished tokens"), rows, "lrr")
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str) -> str:

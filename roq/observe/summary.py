@@ -1,7 +1,7 @@
-"""The summary of a run, from what its processes recorded; ``summary.json`` in the run's folder.
+"""The summary of a run, from its processes' records; ``summary.json`` in the run's folder.
 
-Counters of a process start at zero with it, so totals add up the last line of every process. A
-step that was trained again after a restart counts once, with its last line; the time it took counts twice.
+A process's counters start at zero, so totals add up the last line of every process. A step that was trained
+again after a restart counts once, with its last line; its time counts twice.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["Share", "Summary", "Wait", "summarize", "summary_lines", "write_summ
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """Scheduler calls' share of all worker processes' and of the trainer's wall time, 0 to 1.
+    """Share of the worker processes' and the trainer's wall time that scheduler calls take, 0 to 1.
 
     Attributes:
-        worker: what calls take from the worker's event loop.
-        trainer: what calls take from the trainer, waiting for the answer included.
-        worker_under_way: time with at least one call under way; the loop does other things meanwhile.
-        worker_reserve_wait: time in which the loop waited for work with free places in the engine.
+        worker: time that calls occupy the worker's event loop.
+        trainer: time that the trainer spends in calls, including waiting for replies.
+        worker_under_way: time with at least one call in flight; the loop is not blocked by it.
+        worker_reserve_wait: time waiting for work with free capacity in the engine.
     """
 
     worker: float | None
@@ -39,9 +39,9 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds spent waiting, the start of engines included: the trainer for batches, workers for work.
+    """Seconds the trainer waited for batches and the workers for work, including the engines' startup.
 
-    Of each process's own clock: a worker waits with nothing in flight; all workers are added up.
+    Measured by each process; a worker waits while nothing is in flight, and all workers are added up.
     """
 
     trainer: float
@@ -49,7 +49,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """The most resident memory seen of any one process of the kind, in bytes; None if not seen."""
+    """Peak resident memory of any one process of each kind, in bytes; None if unknown."""
 
     server: int | None
     worker: int | None
@@ -57,32 +57,32 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did.
+    """The summary of a run.
 
     Attributes:
         run: its name.
-        ended: whether it reached its end (all steps trained or prompts used up).
+        ended: it reached its end (all steps trained or prompts used up).
         steps: updates published.
-        eta: the maximum staleness that it was set to.
+        eta: the configured maximum staleness.
         max_staleness: the greatest staleness of any trained group.
         staleness_histogram: trained trajectories by their staleness.
-        batches_full: steps whose batch held all ``batch_size`` groups with all their members.
+        batches_full: steps whose batch had all ``batch_size`` groups with all their members.
         reward_first5, reward_last5: mean reward of the first and last five batches.
-        ledger: where every issued prompt is.
-        logprob_abs_diff_mean: mean absolute difference of the engine's and the trainer's log-prob over
+        ledger: the state of every issued prompt.
+        logprob_abs_diff_mean: mean absolute difference between the engine's and the trainer's log-probs over
             all tokens sampled and trained at the same version, in nats; None if there were none.
         mismatch_kl: mean over steps of the k3 estimate between engine and trainer, in nats.
         scheduler_share: see :class:`Share`.
-        wall_s: time during which any process of the run was at work.
+        wall_s: time during which any process of the run was running.
         wait_s: see :class:`Wait`.
-        waiting: shares of the time once engines are warm, by the events, as in ``roq report``: see
-            :class:`roq.observe.timeline.WaitShares`; None where the events tell of fewer than three steps.
-        blocked_s: seconds, over all workers, with free places that the scheduler did not fill.
+        waiting: shares of the time after the engines' startup, from the events, as in ``roq report``: see
+            :class:`roq.observe.timeline.WaitShares`; None if the events have fewer than three steps.
+        blocked_s: seconds, over all workers, with free capacity that the scheduler did not fill.
         tokens_per_s: response tokens generated per second of ``wall_s``.
         tokens_trained: response tokens in trained batches.
         rss_bytes: see :class:`Memory`.
-        worker_processes, trainer_processes: how many there were, restarts included.
-        verify: the broken invariants; empty when all hold.
+        worker_processes, trainer_processes: number of processes, including restarts.
+        verify: the violated invariants; empty if all hold.
     """
 
     run: str
@@ -118,7 +118,7 @@ def summarize(
     server_rss: int | None,
     waiting: WaitShares | None = None,
 ) -> Summary:
-    """Sum up a run from its records, the scheduler's last picture of it and the server's memory (bytes)."""
+    """Summarize a run from its records, its last status and the server's memory (bytes)."""
     steps = records.steps
     trainers = trainer_processes(records.lines)
     workers = [lines for lines in records.workers.values() if lines]
@@ -179,7 +179,7 @@ def summarize(
 
 
 def trainer_processes(lines: Sequence[Step]) -> list[list[Step]]:
-    """The trainer's lines split by process: a process begins after the last line of the one before."""
+    """Split the trainer's lines by process: a process starts after the last line of the previous one."""
     processes: list[list[Step]] = [[line] for line in lines[:1]]
     for before, line in pairwise(lines):
         if line.time - line.wall_s > before.time or line.wall_s < before.wall_s:
@@ -189,7 +189,7 @@ def trainer_processes(lines: Sequence[Step]) -> list[list[Step]]:
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of intervals.
+    """Return the length of the union of intervals.
 
     >>> covered([(0.0, 4.0), (3.0, 5.0), (10.0, 11.0)])
     6.0
@@ -216,7 +216,7 @@ def _weighted(pairs: Iterable[tuple[float | None, int]]) -> float | None:
 
 
 def write_summary(summary: Summary, run_dir: str | Path) -> Path:
-    """Write ``summary.json``; a reader sees the old or the new one, never a part."""
+    """Write ``summary.json`` atomically."""
     path = Path(run_dir) / "summary.json"
     new = path.with_name("summary.json.new")
     new.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
@@ -225,7 +225,7 @@ def write_summary(summary: Summary, run_dir: str | Path) -> Path:
 
 
 def summary_lines(summary: Summary) -> list[tuple[str, str]]:
-    """The summary as a short table for people: rows of (name, value)."""
+    """Return the summary as a human-readable table: rows of (name, value)."""
     ledger = summary.ledger
     parts = [
         f"{getattr(ledger, name)} {name.replace('_', ' ')}"
@@ -254,7 +254,7 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
         ),
         (
             "prompts",
-            f"{ledger.issued} issued = {' + '.join(parts)}" + ("" if ledger.balanced else " IS WRONG"),
+            f"{ledger.issued} issued = {' + '.join(parts)}" + ("" if ledger.balanced else " (WRONG SUM)"),
         ),
         (
             "log-prob difference",
@@ -272,7 +272,7 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _waiting(summary: Summary) -> str:
-    every = f"trainer {clock(summary.wait_s.trainer)}, workers {clock(summary.wait_s.workers)} in all"
+    every = f"trainer {clock(summary.wait_s.trainer)}, workers {clock(summary.wait_s.workers)} in total"
     if summary.waiting is None:
         return every
     workers = _text(summary.waiting.workers, ".0%")

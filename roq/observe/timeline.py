@@ -1,4 +1,4 @@
-"""A run's events made into what a report tells: its steps, its waste, who waited, how long and why."""
+"""The timeline of a run, from its events: steps, waste, and who waited how long and why."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = [
 ]
 
 Span = tuple[float, float]
-MUCH = 0.2  # share of its time that a side may wait before it counts as waiting
-NOTABLE = 0.1  # share of a wait from which on a part of it is told
+MUCH = 0.2  # a side that waits for this share of its time counts as waiting
+NOTABLE = 0.1  # a cause of at least this share of a wait is reported
 
 
 class _Spans:
-    """Spans in which something was true of each of several things."""
+    """Time spans by key, opened and closed as events arrive."""
 
     def __init__(self) -> None:
         self.spans: dict[str, list[Span]] = {}
@@ -50,12 +50,12 @@ class _Spans:
 
 
 class Timeline(Replay):
-    """A run's events in the shape that a report needs; made by :func:`timeline_of`.
+    """The timeline of a run; see :func:`timeline_of`.
 
     Attributes:
         steps: the batches, in order.
-        attached: when each worker was there. idle: when each of these had nothing in flight.
-        generated: tokens that the engines made, the unfinished included; None when nobody counted.
+        attached: when each worker was attached. idle: when each had nothing in flight.
+        generated: tokens that the engines generated, including unfinished ones; None if unknown.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Timeline(Replay):
 
     @property
     def eta(self) -> int:
-        """Its maximum staleness; without a configuration, the farthest that a group was reserved ahead."""
+        """The maximum staleness; without a configuration, the most that a group was reserved ahead."""
         return self.ahead if self.config is None else self.config.eta
 
     @property
@@ -83,12 +83,12 @@ class Timeline(Replay):
 
     @property
     def wall_s(self) -> float:
-        """From the first event to the last."""
+        """Seconds from the first event to the last."""
         return self.time - self.began
 
     @property
     def work_s(self) -> float:
-        """From the first trajectory issued to the last event."""
+        """Seconds from the first trajectory issued to the last event."""
         return self.time - self.at_work
 
     @property
@@ -99,7 +99,7 @@ class Timeline(Replay):
         return spans if last is None or self.ended else [*spans, (last, self.time)]
 
     def tokens(self) -> dict[str, int]:
-        """Finished response tokens by what became of their group; ``open``: it is still in the run."""
+        """Return finished response tokens by their group's fate; ``open``: the group is still in the run."""
         found: Counter[str] = Counter()
         for group in self.groups.values():
             known = group.state if group.state in ("trained", *FATES) else "open"
@@ -107,35 +107,35 @@ class Timeline(Replay):
         return dict(found)
 
     def idle_share(self, span: Span) -> float | None:
-        """Share of the workers' time in ``span`` that they had nothing in flight; None without workers."""
+        """Return the share of ``span`` that the workers had nothing in flight; None without workers."""
         there = sum(overlap(spans, span) for spans in self.attached.values())
         return sum(overlap(spans, span) for spans in self.idle.values()) / there if there > 0 else None
 
     def on_worker_joined(self, worker: str) -> None:
-        """Begin its spans."""
+        """Begin the worker's spans."""
         self._attached.begin(worker, self.time)
         self._idle.begin(worker, self.time)
 
     def on_worker_left(self, worker: str) -> None:
-        """End its spans."""
+        """End the worker's spans."""
         self._attached.end(worker, self.time)
         self._idle.end(worker, self.time)
 
     def on_busy(self, worker: str) -> None:
-        """End a span without work."""
+        """End an idle span."""
         self._idle.end(worker, self.time)
 
     def on_idle(self, worker: str) -> None:
-        """Begin a span without work."""
+        """Begin an idle span."""
         self._idle.begin(worker, self.time)
 
     def on_reserved(self, group: GroupHistory, worker: str) -> None:  # noqa: ARG002
-        """Note when the work began."""
+        """Record the start of the work."""
         if self._reserved is None:
             self._reserved = self.time
 
     def on_taken(self, batch: Batch) -> None:
-        """Note a step."""
+        """Record a step."""
         self.steps.append(batch)
 
     def on_paused(self, paused: bool) -> None:
@@ -143,13 +143,13 @@ class Timeline(Replay):
         (self._pauses.begin if paused else self._pauses.end)("run", self.time)
 
     def close(self) -> None:
-        """There are no more events: what lasts, lasts until the newest one."""
+        """End all open spans at the newest event."""
         for spans in (self._attached, self._idle, self._pauses):
             spans.close(self.time)
 
 
 def overlap(spans: Iterable[Span], span: Span) -> float:
-    """Seconds of ``span`` that lie in ``spans``, which do not overlap each other.
+    """Return the seconds of ``span`` covered by ``spans``, which must not overlap each other.
 
     >>> overlap([(0.0, 2.0), (3.0, 9.0)], (1.0, 4.0))
     2.0
@@ -158,7 +158,7 @@ def overlap(spans: Iterable[Span], span: Span) -> float:
 
 
 def timeline_of(events: Iterable[Event], config: RunConfig | None = None, run: str = "") -> Timeline:
-    """The timeline of a run's events; ``config`` and ``run`` are found in an archive's first line too."""
+    """Build the timeline of a run's events; ``config`` and ``run`` default to those in an archive."""
     timeline = Timeline()
     for event in events:
         timeline.apply(event)
@@ -167,11 +167,11 @@ def timeline_of(events: Iterable[Event], config: RunConfig | None = None, run: s
     return timeline
 
 
-# ---- why -----------------------------------------------------------------------------------------
+# ---- causes --------------------------------------------------------------------------------------
 
 
 def cause(timeline: Timeline, step: Batch) -> str:
-    """Why the trainer waited for a batch, in a sentence or two."""
+    """Explain why the trainer waited for a batch."""
     assert step.waited_from is not None
     span = (step.waited_from, step.taken)
     said: list[str] = []
@@ -179,7 +179,7 @@ def cause(timeline: Timeline, step: Batch) -> str:
     if gaps > NOTABLE * step.wait_s:
         said.append(f"no worker was attached for {gaps:.1f} s")
     if gaps < (starting := min(timeline.at_work, span[1]) - span[0]) and starting > NOTABLE * step.wait_s:
-        said.append(f"no trajectory had been issued for {starting:.1f} s: engines start")
+        said.append(f"no trajectory had been issued for {starting:.1f} s: engines were starting")
     if (paused := overlap(timeline.pauses, span)) > NOTABLE * step.wait_s:
         said.append(f"admission was paused for {paused:.1f} s")
     if (last := step.last) is not None and last.occupied is not None:
@@ -188,7 +188,7 @@ def cause(timeline: Timeline, step: Batch) -> str:
 
 
 def _without(attached: Iterable[list[Span]], span: Span) -> float:
-    """Seconds of ``span`` that lie in none of the workers' spans."""
+    """Return the seconds of ``span`` without any attached worker."""
     covered, at = 0.0, span[0]
     for start, end in sorted(s for spans in attached for s in spans):
         start, end = max(start, at), min(end, span[1])
@@ -214,17 +214,17 @@ def _of_the_last(step: Batch, last: GroupHistory, span: Span) -> str:
     others = sorted(g.occupied for g in step.groups if g.occupied is not None)[:-1]
     alone = (last.occupied or 0.0) - max([span[0], *others[-1:]])
     if alone > 0.5 * step.wait_s:
-        text += f"; for {alone:.1f} s it alone was missing"
+        text += f"; for {alone:.1f} s it was the only one missing"
     return text
 
 
 class WaitShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Who waited, from the first weights published to the last: before, engines start, and after, they end.
+    """Waiting from the first published weights to the last, which excludes startup and shutdown.
 
     Attributes:
-        trainer_s: seconds in which the trainer waited for a batch.
-        trainer: their share of its time, 0 to 1.
-        workers: share of the workers' time with nothing in flight; None when no worker was known.
+        trainer_s: seconds the trainer waited for a batch.
+        trainer: share of its time, 0 to 1.
+        workers: share of the workers' time with nothing in flight; None if no worker is known.
     """
 
     trainer_s: float
@@ -237,7 +237,7 @@ def _later(timeline: Timeline) -> list[Batch]:
 
 
 def wait_shares(timeline: Timeline) -> WaitShares | None:
-    """Who waited; None where fewer than three batches were trained. The one definition that all tell."""
+    """Compute the waiting shares, the same for all readers; None if fewer than three batches were trained."""
     steps = _later(timeline)
     if len(steps) < 2:
         return None
@@ -251,30 +251,30 @@ def wait_shares(timeline: Timeline) -> WaitShares | None:
 
 
 def verdict(timeline: Timeline) -> str:
-    """What limits the run, with its numbers."""
+    """Name the run's bottleneck, with the numbers."""
     found = wait_shares(timeline)
     if found is None:
-        return "Too few steps to say what limits this run."
+        return "Too few steps to find this run's bottleneck."
     wait, waits, idle = found.trainer_s, found.trainer, found.workers or 0.0
     alone = sum(_alone(step) for step in _later(timeline))
-    facts = f"the trainer waited {waits:.0%} of the time, the workers had nothing to do {idle:.0%} of theirs"
+    facts = f"the trainer waited {waits:.0%} of the time, the workers were idle {idle:.0%} of the time"
     tail = ""
     if wait and alone > 0.4 * wait:
-        tail = f" {alone / wait:.0%} of the wait was for the last group of a batch alone: long responses."
+        tail = f" {alone / wait:.0%} of that wait was for only the last group of a batch: responses are long."
     if waits >= MUCH and idle >= MUCH:
         return (
-            f"Each side waits for the other: {facts}.{tail} More room would keep both busy: a larger η, "
-            "or more trajectories in flight than one batch."
+            f"Each side waits for the other: {facts}.{tail} To keep both busy, raise η or have more than "
+            "one batch of trajectories in flight."
         )
     if waits >= MUCH:
-        return f"Generation limits this run: {facts}.{tail} More or faster workers would shorten it."
+        return f"Generation limits this run: {facts}.{tail} Add workers or use faster ones."
     if idle >= MUCH:
-        return f"Training limits this run: {facts}. Fewer workers would do, or a faster trainer."
+        return f"Training limits this run: {facts}. Use fewer workers or a faster trainer."
     return f"Both sides are busy: {facts}."
 
 
 def _alone(step: Batch) -> float:
-    """Seconds of a wait in which only one group was missing."""
+    """Return the seconds of a wait in which only one group was missing."""
     known = sorted(group.occupied for group in step.groups if group.occupied is not None)
     if len(known) < 2 or step.waited_from is None:
         return 0.0
@@ -282,6 +282,6 @@ def _alone(step: Batch) -> float:
 
 
 def bins(timeline: Timeline, count: int) -> list[Span]:
-    """The run's time at work in ``count`` equal parts."""
+    """Divide the run's working time into ``count`` equal spans."""
     edges = [timeline.at_work + timeline.work_s * i / count for i in range(count + 1)]
     return list(pairwise(edges))

@@ -1,4 +1,4 @@
-"""``roq watch``: a run in the terminal, live, with the keys that steer it (textual)."""
+"""``roq watch``: a live terminal dashboard with controls (textual)."""
 
 # textual's queries and reactive attributes are partial
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -45,11 +45,11 @@ __all__ = ["Watch"]
 STATE_STYLE = {"READY": "bold green", "TRAINING": "bold cyan", "FULL": "bold", "PENDING": "bold yellow"}
 SLOT_STYLE = {"occupied": "green", "reserved": "yellow", "training": "cyan"}
 LOG_LINES = 500
-RETRY_S = 5.0  # a server that is away is told on the screen after so long
+RETRY_S = 5.0  # show an unreachable server on the screen after this long
 
 
 class Ask(ModalScreen[bool]):
-    """A question before something that cannot be undone."""
+    """A confirmation dialog for an action that cannot be undone."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "Yes"),
@@ -61,7 +61,7 @@ class Ask(ModalScreen[bool]):
         self._question, self._yes = question, yes
 
     def compose(self) -> ComposeResult:
-        """A box with the question and two buttons; No has the focus."""
+        """Lay out the question and two buttons; No has the focus."""
         with Vertical(id="ask"):
             yield Label(self._question, markup=False)
             with Horizontal():
@@ -69,16 +69,16 @@ class Ask(ModalScreen[bool]):
                 yield Button(f"{self._yes} (y)", id="yes", variant="error")
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """The answer by mouse or Enter."""
+        """Answer by mouse or Enter."""
         self.dismiss(event.button.id == "yes")
 
     def action_answer(self, answer: bool) -> None:
-        """The answer by key."""
+        """Answer by key."""
         self.dismiss(answer)
 
 
 class Watch(App[None]):
-    """The run ``run`` on the server at ``url``, looked at ``every_s`` seconds apart."""
+    """The dashboard of run ``run`` on the server at ``url``, refreshed every ``every_s`` seconds."""
 
     TITLE = "roq"
     ENABLE_COMMAND_PALETTE = False
@@ -109,7 +109,7 @@ class Watch(App[None]):
         self.newest: str | None = None
 
     def compose(self) -> ComposeResult:
-        """The screen from top to bottom."""
+        """Lay out the screen from top to bottom."""
         yield Static(id="head")
         yield Static(id="buffers")
         yield Label("workers", classes="title")
@@ -121,7 +121,7 @@ class Watch(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to look."""
+        """Start refreshing."""
         columns = {
             "workers": ("worker", "version", "in flight", "tokens/s", "heartbeat", "does", "last error"),
             "groups": SLOT_COLUMNS,
@@ -133,7 +133,7 @@ class Watch(App[None]):
 
     @work(exclusive=True, group="look")
     async def look_on(self) -> None:
-        """Look again and again until the app ends."""
+        """Refresh until the app ends."""
         while True:
             try:
                 await self._look()
@@ -146,7 +146,7 @@ class Watch(App[None]):
         """Close the connection."""
         await self._sched.aclose()
 
-    # -- what is shown --------------------------------------------------------------------------------
+    # -- display --------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
         status, slots = await self._sched.status(), await self._sched.slots()
@@ -196,7 +196,7 @@ class Watch(App[None]):
         return text
 
     def _fill(self, name: str, rows: dict[str, tuple[str, ...]]) -> None:
-        """Show rows by key; the cursor stays with its row while that is there."""
+        """Show rows by key; the cursor stays on its row while the row exists."""
         table: DataTable[str] = self.query_one(f"#{name}", DataTable)
         selected = self._selected(name)
         table.clear()
@@ -212,7 +212,7 @@ class Watch(App[None]):
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
 
     async def _tell_events(self) -> None:
-        if self.newest is None:  # only what happens from now on
+        if self.newest is None:  # only new events
             newest = await self._sched.newest_event(None)
             self.newest = BEGINNING if newest is None else newest.id
         log = self.query_one("#log", RichLog)
@@ -222,7 +222,7 @@ class Watch(App[None]):
                 log.write(Text(f"{time:%H:%M:%S}  {event_text(event)}"))
             self.newest = page[-1].id
 
-    # -- what is steered ------------------------------------------------------------------------------
+    # -- controls -------------------------------------------------------------------------------------
 
     @work
     async def _steer(self, call: Callable[[], Awaitable[object]], done: str) -> None:
@@ -235,16 +235,16 @@ class Watch(App[None]):
             self.look_on()
 
     def action_pause(self) -> None:
-        """Pause admission, or resume it."""
+        """Pause or resume admission."""
         if self.picture is None:
             return
         if self.picture.paused:
-            self._steer(self._sched.resume, "new prompts are admitted")
+            self._steer(self._sched.resume, "resumed: new prompts are admitted")
         else:
-            self._steer(self._sched.pause, "no new prompts are admitted")
+            self._steer(self._sched.pause, "paused: no new prompts are admitted")
 
     def action_drain(self) -> None:
-        """Ask the selected worker to go."""
+        """Drain the selected worker."""
         worker = self._selected("workers")
         if worker is None:
             self.notify("no worker is attached", severity="warning")
@@ -252,20 +252,20 @@ class Watch(App[None]):
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self._steer(lambda: self._sched.drain(worker, "roq watch"), f"{worker} is asked to go")
+                self._steer(lambda: self._sched.drain(worker, "roq watch"), f"draining {worker}")
 
-        self.push_screen(Ask(f"Drain {worker}? It ends what it has and leaves.", "Drain"), answered)
+        self.push_screen(Ask(f"Drain {worker}? It finishes its work and exits.", "Drain"), answered)
 
     def action_drop(self) -> None:
-        """Take the selected group out of the run."""
+        """Drop the selected group."""
         group = self._selected("groups")
         if group is None:
-            self.notify("no group is unfinished", severity="warning")
+            self.notify("there is no unfinished group", severity="warning")
             return
         fate = "requeued" if self.run_config.on_drop == "requeue" else "discarded"
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self._steer(lambda: self._sched.drop(int(group), "roq watch"), f"group {group} is dropped")
+                self._steer(lambda: self._sched.drop(int(group), "roq watch"), f"dropped group {group}")
 
-        self.push_screen(Ask(f"Drop group {group}? Its prompt is {fate}.", "Drop"), answered)
+        self.push_screen(Ask(f"Drop group {group}? Its prompt will be {fate}.", "Drop"), answered)

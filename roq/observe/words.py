@@ -1,4 +1,4 @@
-"""The words and signs for a run's state: what `status`, `buffers`, `watch`, `up` and the exporter share."""
+"""Text for a run's state, shared by ``status``, ``buffers``, ``watch``, ``up`` and the exporter."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ STEP_FORMS = (
 
 
 def run_state(status: Status) -> str:
-    """``ended``, ``paused`` or ``running``."""
+    """Return ``ended``, ``paused`` or ``running``."""
     return "ended" if status.ended else "paused" if status.paused else "running"
 
 
 def total_steps(config: RunConfig) -> int | None:
-    """The run's number of steps; None for an endless run."""
+    """Return the run's number of steps; None if unlimited."""
     if config.prompts is None or config.epochs is None:
         return config.total_steps
     supply = config.prompts * config.epochs // config.batch_size
@@ -65,24 +65,24 @@ def total_steps(config: RunConfig) -> int | None:
 
 
 def step_of(version: int, config: RunConfig) -> str:
-    """``step 3 of 30``, or ``step 3`` in an endless run."""
+    """Return ``step 3 of 30``, or ``step 3`` if the run is unlimited."""
     total = total_steps(config)
     return f"step {version}" + (f" of {total}" if total else "")
 
 
 def trainer_text(status: Status) -> str:
-    """What the trainer does, or what it waits for: which slots, whose, and for how long."""
+    """Describe what the trainer is doing, or which slots it is waiting for and who holds them."""
     if status.ended:
         return "the run has ended"
     if status.training is not None:
-        return f"trains batch {status.training}"
+        return f"training batch {status.training}"
     first = next((buffer for buffer in status.buffers if buffer.buffer == status.frontier), None)
     if first is None:
-        return f"waits for batch {status.frontier}: nothing is reserved for it yet"
+        return f"waiting for batch {status.frontier}: nothing is reserved for it yet"
     if first.state == "READY":
-        return f"batch {first.buffer} is READY" + ("" if status.trainer else "; no trainer has come yet")
-    text = f"waits for batch {first.buffer}: "
-    text += f"{first.occupied} complete, {first.reserved} in work, {first.empty} empty"
+        return f"batch {first.buffer} is READY" + ("" if status.trainer else "; no trainer has joined yet")
+    text = f"waiting for batch {first.buffer}: "
+    text += f"{first.occupied} complete, {first.reserved} in progress, {first.empty} empty"
     if status.waiting:
         oldest = max(status.waiting, key=lambda slot: slot.age_s)
         whose = f"with {', '.join(oldest.owners)}" if oldest.owners else "with no worker"
@@ -94,7 +94,7 @@ def trainer_text(status: Status) -> str:
 
 
 def slot_row(buffer: BufferStatus, width: int = 64) -> str:
-    """The buffer's slots in order, one sign each, or in proportion where there are more than ``width``.
+    """Draw the buffer's slots in order, one sign each, or scaled down if there are more than ``width``.
 
     >>> slot_row(BufferStatus(buffer=3, occupied=2, reserved=1, empty=1, state="PENDING"))
     '■■·▨'
@@ -108,12 +108,12 @@ def slot_row(buffer: BufferStatus, width: int = 64) -> str:
 
 
 def _shrink(part: int, total: int, width: int) -> int:
-    """A part's share of ``width``; at least 1 if there is any, so that one open slot of 4,096 is seen."""
+    """Scale a part to ``width``; at least 1 if not empty, so that one open slot of 4,096 is visible."""
     return max(1, part * width // total) if part else 0
 
 
 def slot_signs(buffer: BufferStatus, slots: Iterable[SlotStatus]) -> Iterator[tuple[str, SlotStatus | None]]:
-    """Each slot of the buffer in order: its sign, and its status where it is filled."""
+    """Yield each slot of the buffer in order: its sign, and its status if filled."""
     filled = {slot.slot: slot for slot in slots if slot.buffer == buffer.buffer}
     for number in range(1, buffer.occupied + buffer.reserved + buffer.empty + 1):
         slot = filled.get(number)
@@ -124,7 +124,7 @@ SLOT_COLUMNS = ("slot", "group", "prompt", "v_traj", "age", "done", "running", "
 
 
 def slot_cells(slot: SlotStatus) -> tuple[str, ...]:
-    """A filled slot as a row of :data:`SLOT_COLUMNS`."""
+    """Return a filled slot as a row of :data:`SLOT_COLUMNS`."""
     about = (f"{slot.buffer}.{slot.slot}", slot.group, slot.ordinal, slot.v_traj, clock(slot.age_s))
     return (*map(str, (*about, slot.done, slot.running, slot.pending)), ", ".join(slot.workers))
 
@@ -133,7 +133,7 @@ def slot_cells(slot: SlotStatus) -> tuple[str, ...]:
 
 
 def worker_info(worker: WorkerStatus) -> dict[str, object]:
-    """The worker's report on itself."""
+    """Return the worker's report on itself."""
     try:
         return msgspec.json.decode(worker.info, type=dict[str, object]) if worker.info else {}
     except msgspec.DecodeError:
@@ -141,39 +141,39 @@ def worker_info(worker: WorkerStatus) -> dict[str, object]:
 
 
 def worker_figure(worker: WorkerStatus, name: str) -> str:
-    """One entry of the worker's report; "-" where there is none, as with a custom client."""
+    """Return one entry of the worker's report; "-" if missing, as with a custom client."""
     return str(worker_info(worker).get(name, "-"))
 
 
 def worker_version(worker: WorkerStatus) -> str:
-    """The weights version that it has loaded; "-" before it says."""
+    """Return the weights version it has loaded; "-" if not reported yet."""
     return "-" if worker.version is None else str(worker.version)
 
 
 def worker_doing(worker: WorkerStatus) -> str:
-    """What the worker is doing, in a few words."""
+    """Return the worker's activity, in a few words."""
     return "draining" if worker.draining else str(worker_info(worker).get("doing", ""))
 
 
 def worker_error(worker: WorkerStatus) -> str:
-    """The worker's last error in one line, with its age; empty if there was none."""
+    """Return the worker's last error in one line, with its age; empty if there was none."""
     if not worker.error:
         return ""
     return f"{worker.error.splitlines()[0][:80]} ({clock(worker.error_age_s or 0.0)} ago)"
 
 
 def heartbeat_age(worker: WorkerStatus, config: RunConfig) -> float:
-    """Seconds since the worker's last call; every call renews its lease."""
+    """Return the seconds since the worker's last call; every call renews its lease."""
     return max(0.0, config.lease_s - worker.lease_left_s)
 
 
 def heartbeat(worker: WorkerStatus, config: RunConfig) -> str:
-    """``3.2 s ago``, or ``expired``."""
+    """Return ``3.2 s ago``, or ``expired``."""
     return f"{clock(heartbeat_age(worker, config))} ago" if worker.lease_left_s > 0 else "expired"
 
 
 def tokens_per_s(workers: Iterable[WorkerStatus]) -> float:
-    """The sum of the speeds that live workers report."""
+    """Return the sum of the speeds that live workers report."""
     live = [worker_info(worker).get("tokens_per_s") for worker in workers if worker.lease_left_s > 0]
     return float(sum(speed for speed in live if isinstance(speed, int | float)))
 
@@ -182,7 +182,7 @@ def tokens_per_s(workers: Iterable[WorkerStatus]) -> float:
 
 
 def event_text(event: Event) -> str:
-    """An event as one human-readable line, without its time.
+    """Return an event as one human-readable line, without its time.
 
     >>> event_text(Event("5-0", {"event": "occupy", "group": "3", "at": "0.2", "moves": "7:0.3>1.1"}))
     'occupy          group 3, at 0.2, moves 7:0.3>1.1'
@@ -195,7 +195,7 @@ def event_text(event: Event) -> str:
 
 
 def _step_parts(metrics: Mapping[str, object]) -> Iterator[str]:
-    """The metrics of a step that a line has room for; a form whose value is missing is left out."""
+    """Yield a step's main metrics as text, skipping missing ones."""
     known = {name: value for name, value in metrics.items() if value is not None}
     for form in STEP_FORMS:
         try:
@@ -205,22 +205,22 @@ def _step_parts(metrics: Mapping[str, object]) -> Iterator[str]:
 
 
 def published_text(publish: Event) -> str:
-    """The metrics that the trainer published with a version, in one line."""
+    """Return the metrics that the trainer published with a version, in one line."""
     return ", ".join((f"v{publish.number('version')} published", *_step_parts(publish.metrics)))
 
 
 def step_line(step: Step, total: int | None, left_s: float | None) -> str:
-    """A step of ``metrics.jsonl`` in one line."""
+    """Return a step of ``metrics.jsonl`` as one line."""
     parts = [f"step {step.step}" + (f"/{total}" if total else ""), *_step_parts(msgspec.to_builtins(step))]
     if step.replay:
-        parts.append("again after a restart")
+        parts.append("repeated after a restart")
     if left_s:
         parts.append(f"{clock(left_s)} left")
     return "  ".join(parts)
 
 
 def remaining(steps: Sequence[Step], total: int | None) -> float | None:
-    """Seconds left at the pace of the last ten steps; None if it cannot be estimated."""
+    """Estimate the seconds left from the last ten steps; None if unknown."""
     recent = steps[-11:]
     if total is None or len(recent) < 2 or recent[-1].step <= recent[0].step:
         return None

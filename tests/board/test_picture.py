@@ -189,7 +189,7 @@ def test_the_panels_tell_what_the_run_knows(shown: Shown, sched: Scheduler) -> N
     assert text("#issued").inner_text() == str(status.ledger.issued)
     for name in ("trained", "in_slots", "requeued", "filtered", "discarded", "dead"):
         assert text(f"#ledger-{name} dd").inner_text() == str(getattr(status.ledger, name)), name
-    assert text("#trainer-text").inner_text() == "waits for batch 3: 0 complete, 0 in work, 4 empty"
+    assert text("#trainer-text").inner_text() == "waiting for batch 3: 0 complete, 0 in progress, 4 empty"
     rows = text("#workers tbody tr").all_inner_texts()
     assert [row.split("\t")[:4] for row in rows] == [["w0", "v3", "3", "12"]]
     sched.renew("own")  # clients of one's own, which say nothing or odd things of themselves

@@ -52,7 +52,7 @@ def test_status(run: tuple[str, str], roq: Roq) -> None:
     text = roq("status", "--redis", url, "--run", name).stdout
     assert "run demo: running, step 0 of 9, η = 1, buffers 0 to 1 open" in text
     assert "workers: 1 live, generating 12 tokens/s" in text
-    assert "batch 0 is READY; no trainer has come yet" in text
+    assert "batch 0 is READY; no trainer has joined yet" in text
     assert "4 issued = 0 trained + 4 in slots" in text
     assert "w0" in text
 
@@ -82,7 +82,7 @@ def test_what_the_trainer_waits_for(run: tuple[str, str], roq: Roq) -> None:
         sched.publish(1, "w1", "t0")
         assert sched.take("t0") is None
     text = roq("status", "--redis", url, "--run", name).stdout
-    assert "trainer: waits for batch 1: 1 complete, 1 in work, 0 empty; oldest: slot 2, with w0" in text
+    assert "trainer: waiting for batch 1: 1 complete, 1 in progress, 0 empty; oldest: slot 2, with w0" in text
     assert "unfinished slots of buffer 1:" in text
 
 

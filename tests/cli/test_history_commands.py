@@ -114,7 +114,7 @@ def test_status_on_one_screen(roq: Roq) -> None:
     text = good(roq("status"))
     assert "run demo: running, step 1 of 9, η = 1, buffers 1 to 2 open" in text
     assert "last step: v1 published, reward 0.500, staleness 0.25 (max 1), 2,048 tokens" in text
-    assert "trainer: waits for batch 1: 2 complete, 2 in work, 0 empty; oldest: slot 3, with w0" in text
+    assert "trainer: waiting for batch 1: 2 complete, 2 in progress, 0 empty; oldest: slot 3, with w0" in text
     assert len(text.splitlines()) <= 20
     picture: dict[str, Any] = json.loads(good(roq("status", "--json")))
     assert picture["last_step"]["reward/mean"] == 0.5

@@ -74,7 +74,7 @@ def test_a_terminal_has_a_status_line_below_the_steps(view: View) -> None:
     display.say("something happened")
     display.update(view)
     display.close()
-    status = "\r\033[Kstep 9 of 30: trainer trains batch 9; workers: waiting: window_full"
+    status = "\r\033[Kstep 9 of 30: trainer training batch 9; workers: waiting: window_full"
     assert out.getvalue() == (
         f"\r\033[Kresuming after step 9\n{status}\r\033[Ksomething happened\n{status}\r\033[K"
     )
@@ -92,7 +92,9 @@ def test_a_run_that_has_just_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     config = RunConfig(eta=0, batch_size=1)
     Display(out).update(View(config=config, status=Status(run="x"), records=Records("/none")))
-    assert out.getvalue() == "trainer waits for batch 0: nothing is reserved for it yet; workers: starting\n"
+    assert (
+        out.getvalue() == "trainer waiting for batch 0: nothing is reserved for it yet; workers: starting\n"
+    )
 
 
 def test_the_plain_display_is_one_line_a_step(view: View) -> None:
@@ -115,7 +117,7 @@ def test_workers_that_say_nothing_of_themselves(view: View, monkeypatch: pytest.
     monkeypatch.setattr("roq.observe.display.SILENCE_S", -1.0)
     out = io.StringIO()
     Display(out).update(view)
-    assert out.getvalue().splitlines()[-1] == "trainer trains batch 9; workers: 2 attached"
+    assert out.getvalue().splitlines()[-1] == "trainer training batch 9; workers: 2 attached"
 
 
 def test_slots_in_order_and_in_proportion() -> None:
@@ -150,10 +152,10 @@ def test_what_the_trainer_does() -> None:
     waiting = WaitingSlot(buffer=3, slot=7, group=40, ordinal=39, age_s=75, owners=["w0", "w1"])
     stuck = Status(version=3, frontier=3, buffers=[buffer(3, 7, 0, 1, "FULL")], waiting=[waiting])
     assert trainer_text(stuck) == (
-        "waits for batch 3: 7 complete, 1 in work, 0 empty; oldest: slot 7, with w0, w1 for 1:15"
+        "waiting for batch 3: 7 complete, 1 in progress, 0 empty; oldest: slot 7, with w0, w1 for 1:15"
     )
     ready = Status(version=3, frontier=3, buffers=[buffer(3, 8, 0, 0, "READY")])
-    assert trainer_text(ready) == "batch 3 is READY; no trainer has come yet"
+    assert trainer_text(ready) == "batch 3 is READY; no trainer has joined yet"
     assert trainer_text(Status(ended=True)) == "the run has ended"
 
 

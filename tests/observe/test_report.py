@@ -78,7 +78,7 @@ def test_what_is_reckoned() -> None:
     assert timeline.pauses == [(16, 18)]
     assert cause(timeline, step) == (
         "its last group was 2 (prompt 1); member 2 took w0 5.0 s for 100 tokens, in attempt 2; "
-        "for 7.0 s it alone was missing"
+        "for 7.0 s it was the only one missing"
     )
 
 
@@ -141,7 +141,7 @@ def test_one_definition_of_waiting(tmp_path: Path) -> None:
 
 
 def test_no_step_no_verdict() -> None:
-    assert verdict(Timeline()) == "Too few steps to say what limits this run."
+    assert verdict(Timeline()) == "Too few steps to find this run's bottleneck."
     with pytest.raises(ConfigError):
         write_report(Timeline(), Path("nowhere.html"))
     assert Batch(0, None, 5.0, []).wait_s == 0

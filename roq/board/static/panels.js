@@ -28,7 +28,7 @@ export function drawHead(state, now, run) {
 function trainerText(state, now) {
   if (state.training) {
     const since = state.training.since ? ` for ${duration((now - state.training.since) / 1000)}` : "";
-    return `trains batch ${state.training.version}${since}`;
+    return `training batch ${state.training.version}${since}`;
   }
   if (state.ended) return `the run has ended: ${state.ended.replaceAll("_", " ")}`;
   const first = buffers(state).find((row) => row.buffer === state.frontier);
@@ -37,7 +37,7 @@ function trainerText(state, now) {
   const oldest = running(state).find((one) => state.groups.get(one.group).at?.startsWith(`${first.buffer}.`));
   const which = oldest ? `; oldest: group ${oldest.group} with ${oldest.worker} for ${duration((now - oldest.since) / 1000)}` : "";
   const empty = first.cells.length - first.occupied - first.reserved;
-  return `waits for batch ${first.buffer}: ${first.occupied} complete, ${first.reserved} in work, ${empty} empty${which}`;
+  return `waiting for batch ${first.buffer}: ${first.occupied} complete, ${first.reserved} in progress, ${empty} empty${which}`;
 }
 
 // Above the grid of a run that is over: what the grid shows.

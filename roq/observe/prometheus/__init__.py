@@ -1,1 +1,1 @@
-"""A run as Prometheus scrapes it."""
+"""Metrics of a run for Prometheus."""

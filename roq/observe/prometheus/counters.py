@@ -1,4 +1,4 @@
-"""The counters and histograms of ``roq metrics`` that are made from events."""
+"""The counters and histograms of ``roq metrics`` that count events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERSIONS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 
 
 def counter(registry: CollectorRegistry, run: str, name: str, **labels: Sequence[str]) -> Any:
-    """A counter of a run, by these labels if there are any. With one label it begins at 0 for each value."""
+    """Create a counter with these labels. With one label, each value starts at 0."""
     made = Counter(name, HELP[name], ("run", *labels), registry=registry)
     if not labels:
         return made.labels(run)
@@ -32,12 +32,12 @@ def counter(registry: CollectorRegistry, run: str, name: str, **labels: Sequence
 
 
 def histogram(registry: CollectorRegistry, run: str, name: str, buckets: Sequence[float] = SECONDS) -> Any:
-    """A histogram of a run."""
+    """Create a histogram."""
     return Histogram(name, HELP[name], ("run",), buckets=buckets, registry=registry).labels(run)
 
 
 class EventCounters(Replay):
-    """Counts the events that are applied while :attr:`counting`; knows the groups in the run, no others."""
+    """Counts events applied while :attr:`counting`; keeps only the groups that are in the run."""
 
     def __init__(self, registry: CollectorRegistry, run: str) -> None:
         super().__init__()
@@ -63,13 +63,13 @@ class EventCounters(Replay):
     def apply(self, event: Event) -> None:
         """Apply the next event, and count it."""
         if self.counting:
-            name = event.name if event.name in self.HANDLERS else "other"  # of a newer library
+            name = event.name if event.name in self.HANDLERS else "other"  # from a newer library
             self._events.labels(self._label, name).inc()
             self._moves.inc(len(event.moves))
         super().apply(event)
 
     def on_gap(self, missing: int | None) -> None:
-        """Forget the groups: those that left unseen must not stay for ever."""
+        """Forget all groups: some may have left during the gap."""
         self.forget(list(self.groups.values()))
         if self.counting:
             self._missed.inc(missing or 0)
@@ -82,7 +82,7 @@ class EventCounters(Replay):
                 self._rollout.observe(self.time - member.issued)
 
     def on_reopened(self, why: Reopened) -> None:
-        """Count a claim that was given up."""
+        """Count a claim that was released or lost."""
         if self.counting:
             self._releases.labels(self._label, why).inc()
 
@@ -99,7 +99,7 @@ class EventCounters(Replay):
         """Count a batch and its groups."""
         if not self.counting:
             return
-        if batch.waited_from is not None and batch.version > 0:  # not the engines' start
+        if batch.waited_from is not None and batch.version > 0:  # exclude the engines' startup
             self._trainer_wait.observe(batch.wait_s)
         for group in batch.groups:
             self._staleness.observe(batch.version - group.v_traj)

@@ -1,8 +1,8 @@
-"""``roq metrics``: a run's figures for Prometheus. docs/metrics.md lists them.
+"""``roq metrics``: a run's metrics for Prometheus. docs/metrics.md lists them.
 
-Counters and histograms count what happens while this process runs: it follows the event stream, and adds
-up what the workers say of themselves. Gauges are looked up when they are scraped. No label names a worker,
-a group or a version, so the number of time series is bounded whatever a run does.
+Counters and histograms count while this process runs: it follows the event stream and adds up the workers'
+reports. Gauges are computed at each scrape. No label is a worker, a group or a version, so the number of time
+series is bounded.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from roq.types import WorkerStatus
 
 __all__ = ["Exporter"]
 
-LOOK_S = 2.0  # how often workers are looked at
+LOOK_S = 2.0  # how often worker reports are read
 OUTCOMES = ("completed", "failed", "cancelled", "fenced", "released")
 WHY = ("idle", "blocked", "reserve_wait")
 
 
 class Exporter:
-    """Follows ``run`` at ``url`` and holds its figures in :attr:`registry`.
+    """Follows ``run`` at ``url`` and exposes its metrics in :attr:`registry`.
 
     Args:
         url: the server. run: the run's name. config: its configuration.
@@ -40,7 +40,7 @@ class Exporter:
 
     def __init__(self, url: str, run: str, config: RunConfig) -> None:
         self.registry = CollectorRegistry()
-        self._sched = Scheduler(url, run, retry_s=None)  # of the thread that follows
+        self._sched = Scheduler(url, run, retry_s=None)  # used only by the thread that follows
         self._run = run
         self._workers: dict[str, dict[str, float]] | None = None
         self._looked = 0.0
@@ -56,21 +56,21 @@ class Exporter:
     # -- following --------------------------------------------------------------------------------
 
     def serve(self, host: str, port: int) -> tuple[Any, threading.Thread]:
-        """Answer scrapes in threads of their own; returns the HTTP server and its thread.
+        """Serve scrapes in background threads; returns the HTTP server and its thread.
 
         Raises:
             ConfigError: the address cannot be listened on.
         """
-        disable_created_metrics()  # twice the series, and nobody's question
+        disable_created_metrics()  # would double the number of series
         try:
             return start_http_server(port, host, registry=self.registry)
         except (OSError, OverflowError) as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error}; give another --port") from None
 
     def follow(self, going: Callable[[], bool]) -> None:
-        """Count what happens until ``going`` says no, asked at least every two seconds.
+        """Count until ``going`` returns False; it is called at least every two seconds.
 
-        What happened before is read, to know the groups that are under way, but not counted.
+        Earlier events are read, to know the groups in the run, but not counted.
         """
         after, known = BEGINNING, 0
         with self._sched:
@@ -91,19 +91,19 @@ class Exporter:
                 if not still():
                     return
 
-    # -- what the workers say -----------------------------------------------------------------------
+    # -- worker reports -----------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Add what the workers' own counters rose by, now and then."""
+        """Add the increases of the workers' counters, at most every :data:`LOOK_S` seconds."""
         if time.monotonic() - self._looked >= LOOK_S:
             self._looked = time.monotonic()
             workers = self._sched.status().workers
             said = {worker.worker: _numbers(worker) for worker in workers}
             known = self._workers
             for worker, now in said.items():
-                # On the first look, what they counted before this process began is not ours to count.
+                # Counts from before this process started are not added.
                 self._add(now if known is None else known.get(worker, {}), now)
-            # One that left is forgotten: should it come back, it is a new process with a new name.
+            # Workers that left are forgotten: a restarted worker has a new name.
             self._workers = said
 
     def _add(self, before: dict[str, float], now: dict[str, float]) -> None:

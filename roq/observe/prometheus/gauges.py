@@ -1,4 +1,4 @@
-"""The gauges of ``roq metrics``: looked up at each scrape."""
+"""The gauges of ``roq metrics``, computed at each scrape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Gauges"]
 
 log = logging.getLogger("roq")
 
-SCRAPE_S = 2.0  # a scrape waits no longer for a server that is away
+SCRAPE_S = 2.0  # how long a scrape waits for an unreachable server
 # upper bounds of the server's own latency buckets, in microseconds
 CALL_MICROS = (16, 33, 66, 132, 264, 528, 1056, 2113, 4227, 8454, 16908, 33816, 67633, 135266, 270532, 541065)
 DOES = ("generating", "waiting", "loading", "draining", "starting", "lost")
@@ -32,7 +32,7 @@ STATES = ("PENDING", "FULL", "READY", "TRAINING")
 
 
 class Gauges(Collector):
-    """A run's figures of now, for a registry."""
+    """Collects a run's gauges for a registry."""
 
     def __init__(self, url: str, run: str, config: RunConfig) -> None:
         self._sched = Scheduler(url, run, retry_s=SCRAPE_S)
@@ -41,17 +41,17 @@ class Gauges(Collector):
         self._no_latency = url.partition("://")[0].endswith("+cluster")  # each node has its own
 
     def describe(self) -> Iterator[Any]:
-        """Nothing: registering shall not ask the server."""
+        """Yield nothing, so that registering does not call the server."""
         yield from ()
 
     def collect(self) -> Iterator[Any]:
-        """The figures of now; `roq_up` 0 alone when the server is away."""
+        """Yield the current gauges; only ``roq_up`` 0 if the server is unreachable."""
         with self._lock:
             try:
                 status, step = self._sched.status(), self._sched.newest_event("publish")
                 families = [*self._status(status), *self._workers(status), *self._step(step), *self._calls()]
             except RoqError as error:
-                log.warning("scraped without a server: %s", error)
+                log.warning("scrape failed: %s", error)
                 yield self._gauge("roq_up", 0)
                 return
         yield self._gauge("roq_up", 1)
@@ -118,16 +118,16 @@ class Gauges(Collector):
                 yield self._gauge(name, figures[figure])
 
     def _calls(self) -> Iterator[HistogramMetricFamily]:
-        """The server's own histogram of how long functions held it; not every user may see it."""
+        """Yield the server's latency histogram of functions, if this user may read it."""
         if self._no_latency:
             return
         try:
             stats = self._sched.call_stats()
         except ServerUnavailable:
             raise
-        except RoqError as error:  # the command is not allowed to this user, or not known
+        except RoqError as error:  # this user may not run the command, or the server lacks it
             self._no_latency = True
-            log.warning("roq_server_call_seconds is left out: %s", error)
+            log.warning("roq_server_call_seconds is not available: %s", error)
             return
         name = "roq_server_call_seconds"
         family = HistogramMetricFamily(name, HELP[name], labels=["run", "command"])
