@@ -71,7 +71,7 @@ def test_buffers(run: tuple[str, str], roq: Roq) -> None:
     assert f"1 ■ {second[0]['group']}   2 ▨ {second[1]['group']}" in text
     long = roq("buffers", "--redis", url, "--run", name, "--long").stdout.splitlines()
     assert len(long) == 5
-    assert long[-1].split()[:2] == ["1.2", "reserved"]
+    assert long[-1].split()[:2] == ["reserved", "1.2"]
     assert long[-1].split()[-1] == "w0"
 
 
@@ -172,7 +172,7 @@ def test_init_twice(job: Callable[..., Path], url: str, roq: Roq) -> None:
     first = read(roq("init", file, "--json"))
     assert first == {"run": "demo", "created": True, "prompts": 8, "warnings": []}
     assert not read(roq("init", file, "--json"))["created"]
-    assert "exists already" in roq("init", file).stdout
+    assert "already exists" in roq("init", file).stdout
 
 
 def test_a_server_that_is_away_is_waited_for(folder: Path, roq: Roq) -> None:

@@ -116,7 +116,12 @@ def lockstep(wait: float, train: float, busy: float) -> Timeline:
     [
         (9, 1, 9.5, "Generation limits this run: the trainer waited 90% of the time"),
         (0.5, 9.5, 0.4, "Training limits this run: the trainer waited 5% of the time"),
-        (5, 5, 5, "Each side waits for the other: the trainer waited 50% of the time, the workers had"),
+        (
+            5,
+            5,
+            5,
+            "Each side waits for the other: the trainer waited 50% of the time, the workers were idle 50%",
+        ),
         (0.5, 9.5, 9.9, "Both sides are busy"),
     ],
 )
@@ -134,7 +139,7 @@ def test_one_definition_of_waiting(tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert "<dt>trainer waited, after step 1</dt><dd>36.0 s, 80%</dd>" in page
     assert "<dt>workers idle, after step 1</dt><dd>60%</dd>" in page
-    assert "the trainer waited 80% of the time, the workers had nothing to do 60% of theirs" in page
+    assert "the trainer waited 80% of the time, the workers were idle 60% of the time" in page
     config = RunConfig(eta=0, batch_size=1)
     summary = summarize(Records(tmp_path), Status(run="demo"), config, [], None, found)
     assert dict(summary_lines(summary))["waiting"].endswith("after step 1 80% and 60% of their time")

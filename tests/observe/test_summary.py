@@ -11,7 +11,7 @@ from roq import RunConfig
 from roq.observe.metrics_log import Records
 from roq.observe.plots import write_summary_plot
 from roq.observe.summary import Summary, covered, summarize, summary_lines, write_summary
-from roq.observe.timeline import Timeline
+from roq.observe.timeline import timeline_of
 from roq.types import Ledger, Status
 
 CONFIG = RunConfig(eta=1, batch_size=4, group_size=2)
@@ -151,7 +151,7 @@ def test_a_run_without_a_step(tmp_path: Path) -> None:
         None,
     )
     assert dict(summary_lines(summary))["invariants"] == "1 BROKEN: a broken one"
-    assert write_summary_plot(records, Timeline(eta=1), summary, tmp_path) is None
+    assert write_summary_plot(records, timeline_of([], CONFIG), summary, tmp_path) is None
 
 
 def test_written_and_shown(records: Records, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_written_and_shown(records: Records, tmp_path: Path) -> None:
     shown = dict(summary_lines(summary))
     assert shown["prompts"] == "27 issued = 24 trained + 2 in slots + 1 dead"
     assert shown["full batches"] == "6 of 6"
-    picture = write_summary_plot(records, Timeline(eta=1), summary, tmp_path)
+    picture = write_summary_plot(records, timeline_of([], CONFIG), summary, tmp_path)
     assert picture is not None
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -223,4 +223,4 @@ def test_junk_in_the_records(tmp_path: Path) -> None:
         assert summary.tokens_per_s == 10, junk
         assert summary.reward_first5 == 0.5, junk
         assert dict(summary_lines(summary))["time"] == "5.0 s, 10 tokens/s"
-    assert write_summary_plot(records, Timeline(eta=1), summary, folder) is not None
+    assert write_summary_plot(records, timeline_of([], CONFIG), summary, folder) is not None
