@@ -5,6 +5,7 @@ CONFIG ?= examples/gcd.toml
 BASE_MODEL := models/base/model.safetensors
 # further pytest arguments, e.g. make test ARGS="tests/client -x"
 ARGS ?=
+TWO_AT_ONCE := -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo fast test lint format types chaos search check lock docs clean
@@ -24,11 +25,11 @@ $(BASE_MODEL):
 
 fast:  ## set up and run every test that is not slow (about 3 minutes)
 	@scripts/setup --tests
-	@$(PYTHON_ENV) -m pytest -m "not slow" $(ARGS)
+	@$(PYTHON_ENV) -m pytest $(TWO_AT_ONCE) -m "not slow" $(ARGS)
 
-test:  ## set up and run every test, fast ones first
+test:  ## set up and run every test, in two processes
 	@scripts/setup --tests
-	@$(PYTHON_ENV) -m pytest $(ARGS)
+	@$(PYTHON_ENV) -m pytest $(TWO_AT_ONCE) $(ARGS)
 
 lint:  ## ruff; luacheck and StyLua over lua/
 	@scripts/setup --lint

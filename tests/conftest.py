@@ -45,6 +45,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         rank = {path: dice.random() for path in dict.fromkeys(item.path for item in items)}
         dice.shuffle(items)
         items.sort(key=lambda item: rank[item.path])  # stable: what a file shares is made once
+    if hasattr(config, "workerinput"):  # a process of `pytest -n 2`
+        _share_out(items)
+
+
+# Their engines and ranks want a core each: they run one after another, in one process of `pytest -n 2`.
+ENGINES = tuple(str(ROOT / "tests" / folder) for folder in ("trainer", "workers", "system"))
+
+
+def _share_out(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file together; those with engines come first, since they take the longest."""
+    for item in items:
+        engine = str(item.path).startswith(ENGINES)
+        item.add_marker(pytest.mark.xdist_group("engines" if engine else str(item.path)))
+    items.sort(key=lambda item: not str(item.path).startswith(ENGINES))
 
 
 def server_binary(kind: str) -> Path | None:
