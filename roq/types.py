@@ -116,7 +116,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to ``drop`` and ``filter``: what became of the prompt."""
+    """The answer to ``drop`` and ``filter``: the prompt's fate."""
 
     status: Literal["requeued", "discarded", "filtered", "dead"]
 
@@ -155,7 +155,7 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
         version: the newest published weights version.
         cancelled: claims of this worker to stop generating, those lost to an expired lease included;
             repeated until acknowledged.
-        draining: this worker is drained: it should finish what it has, then leave.
+        draining: this worker is being drained: it should finish its work, then leave.
         paused: admission is paused.
         ended: the run is over.
         acknowledge: internal; the client passes it with the next renewal.

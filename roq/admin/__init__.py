@@ -1,1 +1,1 @@
-"""What whoever runs the server needs: checks of it, users and their rights, backups, the doctor."""
+"""Administration of a server: checks, users and their rights, backups, the doctor."""

@@ -197,12 +197,12 @@ def import_run(url: str, path: Path) -> Backup:
         else:
             raise _exists(header.run)
     keys = keys_of(header.run)
-    beside = {name: f"{keys['config'].removesuffix('config')}import:{name}" for name in KINDS}
+    temporary = {name: f"{keys['config'].removesuffix('config')}import:{name}" for name in KINDS}
     with _node(url, keys["config"]) as client:
         try:
-            client.delete(*beside.values())  # of an import that was killed
+            client.delete(*temporary.values())  # of an import that was killed
             for part in parts(path):
-                _write(client, beside[part.key], part)
+                _write(client, temporary[part.key], part)
             with client.pipeline(transaction=True) as pipe:
                 pipe.watch(*keys.values())
                 if pipe.exists(*keys.values()):
@@ -210,7 +210,7 @@ def import_run(url: str, path: Path) -> Backup:
                 pipe.multi()
                 for name, count in counts.items():
                     if count:
-                        pipe.rename(beside[name], keys[name])
+                        pipe.rename(temporary[name], keys[name])
                 pipe.execute()
         except exceptions.WatchError:
             raise _exists(header.run) from None
@@ -219,7 +219,7 @@ def import_run(url: str, path: Path) -> Backup:
                 f"the server lacks the memory for {path}; raise its maxmemory. Nothing was restored"
             ) from None
         finally:
-            client.delete(*beside.values())
+            client.delete(*temporary.values())
     return Backup(header.run, header.version, counts["payloads"], counts["events"], path.stat().st_size)
 
 

@@ -65,7 +65,7 @@ class Scheduler:
 
     Attributes:
         url, run: as given.
-        stats: what the calls have cost so far (:class:`roq.client.stats.Stats`).
+        stats: the cost of the calls so far (:class:`roq.client.stats.Stats`).
 
     Raises:
         ConfigError: the URL is invalid.
@@ -104,7 +104,7 @@ class Scheduler:
         """Create the run, or confirm that it exists with this configuration; True when it is new.
 
         Args:
-            config: what the scheduler enforces.
+            config: the rules that the scheduler enforces.
             settings: further settings to store with the run; their names must contain a dot.
             weights: location of the weights of version 0.
 

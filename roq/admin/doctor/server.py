@@ -169,7 +169,7 @@ def clock(client: Any) -> Finding:
 
 
 def memory(info: dict[str, Any], job: Job | None, status: Status | None) -> Finding:
-    """Compare the memory in use and the run's need with what there is."""
+    """Compare the memory in use and the run's need with the server's limit."""
     if not info:
         return warn("memory", "unknown: the server does not answer INFO")
     used, limit = int(info["used_memory"]), int(info.get("maxmemory") or 0)
