@@ -1,4 +1,4 @@
-"""Models that the trainer's tests share, made once."""
+"""Models shared by the trainer's tests, created once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ for folder in (HERE, HERE.parent.parent / "trainer", HERE.parent.parent):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Megatron's notes about missing Apex and Transformer Engine; its and torch's internal deprecations.
+    # Megatron warns about missing Apex and Transformer Engine; it and torch about internal deprecations.
     config.addinivalue_line("filterwarnings", r"ignore:::megatron\.core")
 
 

@@ -19,7 +19,7 @@ from roq.weights import fetch
 
 
 class Player:
-    """Generates through the real protocol until the run ends or it is told to stop."""
+    """Generate through the real protocol until the run ends or it is stopped."""
 
     def __init__(self, sched: Scheduler, name: str = "player", limit: int = 8) -> None:
         self.sched, self.name, self.limit = sched, name, limit
@@ -35,14 +35,14 @@ class Player:
                 with fetch(found.location) as folder:
                     self.load(folder)
             except StoreFailed:
-                return  # as a worker does: the weights it has will do until these can be read
+                return  # as a worker does: it keeps its weights until these can be read
             self.version = found.version
 
     def load(self, folder: Path) -> None:
         if self.version < 0:
             from transformers import AutoModelForCausalLM
 
-            torch.set_num_threads(1)  # idle threads of this process would spin where the trainer works
+            torch.set_num_threads(1)  # idle threads of this process would slow the trainer down
             self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
         # Not strict: tied weights are stored once.
         self.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)

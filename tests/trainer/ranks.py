@@ -1,4 +1,4 @@
-"""Run by the tests on one or more ranks: exercises the trainer's parts and writes what came out.
+"""Run by the tests on one or more ranks: exercise the trainer's parts and write the results.
 
 ranks.py parts TP PP DP MODEL OUT       logits, gradients, one update, export
 ranks.py checkpoint TP PP DP MODEL OUT  train, save, restore, train on
@@ -30,7 +30,7 @@ from roq_trainer.sums import Sums
 
 
 class Payloads:
-    """Hands out the payloads of a made-up batch, and remembers which groups it was asked for."""
+    """Return the payloads of an invented batch, and record the requested groups."""
 
     def __init__(self, payloads: dict[int, list[data.Trajectory]]) -> None:
         self.by_group = payloads
@@ -42,7 +42,7 @@ class Payloads:
 
 
 def cut(batch: Batch, payloads: list[list[data.Trajectory]], training: Training) -> list[data.MicroBatch]:
-    """What the loop does with a batch, up to the micro batches."""
+    """From a batch to its micro batches, as in the training loop."""
     shares = data.deal(batch, training.data_parallel)
     mine = shares[parallel_state.get_data_parallel_rank()]
     groups = [batch.groups[i] for i in mine]

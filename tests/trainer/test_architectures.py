@@ -1,4 +1,4 @@
-"""What each architecture declares, against the tensors of Hugging Face's own model of it."""
+"""Each architecture's declaration, compared with the tensors of Hugging Face's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dealing, cutting and padding of batches."""
+"""Distributing, splitting and padding of batches."""
 
 from __future__ import annotations
 

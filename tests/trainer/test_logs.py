@@ -1,4 +1,4 @@
-"""TensorBoard and W&B get each step under the names of prime-rl and verl; none of them stops the training."""
+"""TensorBoard and W&B get each step under prime-rl's and verl's names; their failure never stops training."""
 
 from __future__ import annotations
 

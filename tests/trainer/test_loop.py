@@ -1,4 +1,4 @@
-"""The training loop against a real server: it trains, is killed, goes on, and says why when it cannot."""
+"""The training loop with a real server: it trains, is killed, resumes, and reports why it cannot."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_trains_to_the_end(prepare, ranks: dict[str, int], kind: str) -> None:
 
 
 def test_ranks_end_with_torchrun(prepare) -> None:
-    """Killed with -9, torchrun leaves no rank behind that would train on beside the next one's."""
+    """Killed with -9, torchrun leaves no rank behind that would train next to its successor's."""
     setup = prepare(data_parallel=2)
     agent = setup.start()
     found: list[psutil.Process] = []
@@ -208,22 +208,22 @@ def test_a_stopped_and_a_killed_trainer_go_on_where_they_were(prepare) -> None:
     assert {line["step"] for line in lines} == set(range(1, 9))
     assert any(line["replay"] for line in lines)
     originals = {line["step"]: line for line in reversed(lines)}
-    for line in lines:  # the same batch, trained from the same weights: the same figures
+    for line in lines:  # the same batch, trained from the same weights: the same metrics
         original = originals[line["step"]]
         for key in ("reward/mean", "tokens/response", "loss", "grad_norm", "mismatch_kl"):
             assert line[key] == pytest.approx(original[key], rel=1e-6, abs=1e-9)
     assert not list(setup.dir.glob("*/.tmp-*"))
 
-    again = setup.start()  # there is nothing left to do, and it says so
+    again = setup.start()  # nothing is left to do, and it logs that
     assert again.wait(60) == 0
-    assert setup.log().count("the run is over after step 8") == 2
+    assert setup.log().count("the run has ended after step 8") == 2
 
 
 @pytest.mark.parametrize("kind", ["", "file://"])
 def test_weights_of_a_trainer_that_is_killed(
     prepare, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a folder and in an object store: those that were lost are written again where they are registered;
+    """In a folder and in an object store: lost weights are written again at their registered location;
     what the killed one left goes, whatever its name.
     """
     monkeypatch.setenv("ROQ_CACHE", str(tmp_path / "cache"))
@@ -239,7 +239,7 @@ def test_weights_of_a_trainer_that_is_killed(
         assert re.fullmatch(rf"{kind}{store}/v{newest.version:08d}-[0-9a-f]{{8}}", newest.location)
         lost = Path(newest.location.removeprefix(kind)) / "model.safetensors"
         lost.unlink()
-        # Unregistered and never deleted, exported and never published, somebody's own copy.
+        # Unregistered and never deleted; exported and never published; a user's copy.
         names = ("v00000001-0badcafe", f"v{newest.version + 1:08d}-0badcafe", "v00000001-best")
         left = [store / name for name in names]
         for folder in left:
@@ -275,15 +275,15 @@ def test_says_what_it_waits_for_and_gives_up_when_no_worker_lives(prepare) -> No
         assert trainer.wait(60) == 1
     last = setup.log().splitlines()[-1]
     assert "no live worker for" in last
-    assert "batch 0: 0 of 3 groups done, 1 in the making, 2 slots empty" in last
-    assert "nobody yet" in last
+    assert "batch 0: 0 of 3 groups done, 1 unfinished, 2 slots empty" in last
+    assert "no worker" in last
     assert "reward exploded" in last
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tensor_parallel": 3}, "the job wants 3 trainer ranks"),
+        ({"tensor_parallel": 3}, "the job needs 3 trainer ranks"),
         ({"max_seq_tokens": 31}, "trainer.max_seq_tokens = 31 is less than"),
     ],
 )

@@ -21,7 +21,7 @@ RANKS = str(Path(__file__).with_name("ranks.py"))
 
 @pytest.fixture(scope="module")
 def outputs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What every split of the model over ranks computed."""
+    """The results of every split of the model over ranks."""
     root = tmp_path_factory.mktemp("outputs")
     for name, split in SPLITS.items():
         tp, pp, dp = map(str, split)
@@ -33,7 +33,7 @@ def outputs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture(scope="module")
 def reference(models: Path) -> dict[str, dict[str, object]]:
-    """Logits, gradients and sums from Hugging Face's model and the formulas written out once more."""
+    """Logits, gradients and sums from Hugging Face's model and independently written formulas."""
     from transformers import AutoModelForCausalLM
 
     out: dict[str, dict[str, object]] = {}

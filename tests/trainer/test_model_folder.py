@@ -1,4 +1,4 @@
-"""Model folders that cannot be trained, exports in several files, and saves that were cut short."""
+"""Model folders that cannot be trained, exports in several files, and interrupted saves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def change(folder: Path, **values: object) -> None:
 
 
 def find(folder: Path) -> None:
-    """What the trainer reads of a model folder at its start."""
+    """Read a model folder as the trainer does at its start."""
     check_weights(folder)
     read_shape(folder)
 
@@ -150,7 +150,7 @@ def test_weights_that_were_lost_are_noticed(models: Path, tmp_path: Path) -> Non
     [
         (25, 20, 20),  # as usual: the newest
         (20, 20, 20),
-        (19, 10, 10),  # Redis lost the moments since: an older one that it can follow
+        (19, 10, 10),  # Redis lost the last moments: an older one that it can continue
         (19, 0, 10),
         (9, 0, None),  # from the base model, all batches being kept
         (0, 0, "lost"),  # Redis lost everything

@@ -1,4 +1,4 @@
-"""Weights that are sent: the real sender, and ranks that receive as an engine's would. On gloo."""
+"""Sending weights: the real sender, and ranks that receive as an engine's would. On gloo."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOST = "127.0.0.1"
 
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:
-    """Of several types and of sizes that leave offsets unaligned; one is larger than a bucket."""
+    """Tensors of several types, with sizes that leave offsets unaligned; one is larger than a bucket."""
     made = torch.Generator().manual_seed(seed)
     return {
         "a.scale": torch.randn((), generator=made),
@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 
 @contextmanager
 def serving(folder: Path, **settings: Any) -> Iterator[str]:
-    """A sender in a thread of this process; gives its address."""
+    """A sender in a thread of this process; yields its address."""
     with (
         Path("/dev/null").open("w") as nobody,
         sending._Server(HOST, folder, "gloo", nobody.fileno()) as server,
@@ -205,7 +205,7 @@ def test_what_cannot_be_sent_is_said(folder: Path, engine: Callable[..., Engine]
             assert "its files are not here" in one.ask(outside).error
         assert "model.safetensors: " in one.ask(3).error
         assert "b has the type F64" in one.ask(4).error
-        offer = one.ask(1)  # the connection is as good as before
+        offer = one.ask(1)  # the connection is still usable
         assert same(one.receive(offer)[0], tensors(1))
 
 
@@ -250,13 +250,13 @@ def test_one_worker_that_hangs_holds_up_nobody(
 ) -> None:
     monkeypatch.setattr(sending, "GO_S", 0.5)
     with serving(folder, turns=threading.BoundedSemaphore(1)) as address:
-        absent = engine(address)  # is told where to meet, and never comes
+        absent = engine(address)  # gets the rendezvous, and never joins
         absent.say(messages.Hello(address.rpartition("/")[2], 1))
         absent.hear(messages.Meeting)
         slow, good = engine(address), engine(address)
         slow.meet()
         good.meet()
-        slow.ask(1)  # has the only turn, and never says go
+        slow.ask(1)  # has the only turn, and never sends Go
         began = time.monotonic()
         offer = good.ask(2)
         assert 0.2 < time.monotonic() - began < 5
@@ -283,7 +283,7 @@ def test_many_engines_leave_nothing_behind(folder: Path, engine: Callable[..., E
 
 
 def test_a_turn_that_hangs_ends_the_process(folder: Path, tmp_path: Path) -> None:
-    """A worker that is frozen in mid-transfer; here the limit of a buffer is longer than that of a turn."""
+    """A worker frozen during a transfer; here the limit for a buffer is longer than that for a turn."""
     program = f"""
 import sys
 from datetime import timedelta
@@ -307,7 +307,7 @@ server.serve_forever()
         _, said = process.communicate(timeout=20)
         frozen.close()
     assert process.returncode == 1
-    assert "has not ended within 1 s; ending, to be started again" in said
+    assert "a transfer took longer than 1 s" in said
 
 
 def test_one_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +318,7 @@ def test_one_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatc
         assert hung is not None
         monkeypatch.setattr(sending, "BEAT_S", 2.0)
         monkeypatch.setattr(sending, "RESTART_S", 0.0)
-        for _ in range(8):  # it lives: nothing is done to it
+        for _ in range(8):  # it is alive, so it is not restarted
             time.sleep(0.4)
             sender.announce(sched, "t0")
         assert sender._process is hung
@@ -334,7 +334,7 @@ def test_one_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_nccl_logs_is_no_address(folder: Path) -> None:
-    """It writes to standard output what NCCL_DEBUG asks for; but the address, and dots, go there alone."""
+    """NCCL logs to standard output, which must have only the address and the dots."""
     program = f"""
 import os, sys
 from roq_trainer import sender
@@ -361,7 +361,7 @@ sender.main(["--folder", {str(folder)!r}, "--backend", "gloo", "--host", {HOST!r
 def test_a_line_that_drips_in_is_cut_off(
     folder: Path, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit is of the whole line: a byte now and then does not stretch it."""
+    """The limit is for the whole line: single bytes do not extend it."""
     monkeypatch.setattr(sending, "GO_S", 1.0)
     with serving(folder, turns=threading.BoundedSemaphore(1)) as address:
         dripping, good = engine(address), engine(address)
@@ -385,7 +385,7 @@ def test_a_line_that_drips_in_is_cut_off(
 
 
 def test_a_rendezvous_that_is_frozen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel accepts, and nobody answers."""
+    """The kernel accepts, and no process answers."""
     monkeypatch.setattr(broadcast, "MEET", timedelta(seconds=1))
     with socket.create_server((HOST, 0)) as frozen:
         began = time.monotonic()
@@ -395,7 +395,7 @@ def test_a_rendezvous_that_is_frozen_is_not_waited_for(monkeypatch: pytest.Monke
 
 
 def test_the_address_is_told_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failover may have lost it."""
+    """A failover may have lost the address."""
     sched: Any = Announced()
     with started(folder) as sender:
         sender.announce(sched, "t0")
@@ -417,13 +417,13 @@ def test_no_turn_is_said_in_time(
         slow.meet()
         late.meet()
         offer = slow.ask(1)
-        assert "no turn within" in late.ask(1).error
+        assert "still queued" in late.ask(1).error
         assert late.queued >= 3, "it is told that it waits"
         assert same(slow.receive(offer)[0], tensors(1))
 
 
 class Announced:
-    """Stands where the scheduler does: what was announced."""
+    """A fake scheduler that records announcements."""
 
     def __init__(self) -> None:
         self.addresses: list[str] = []
@@ -462,7 +462,7 @@ def test_the_process_is_announced_and_started_again(
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         process.wait(10)
-        sender.announce(sched, "t0")  # too soon after its start for another
+        sender.announce(sched, "t0")  # too soon for another start
         assert sched.addresses == [address, ""]
         monkeypatch.setattr(sending, "RESTART_S", 0.0)
         deadline = time.monotonic() + 30

@@ -1,4 +1,4 @@
-"""What the trainer says and does while no batch is ready; the clock is set by hand."""
+"""The trainer while no batch is ready; the clock is set by hand."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_hands_over_the_batch_or_the_end_or_the_stop() -> None:
 
 def test_describes_slots_owners_and_ages() -> None:
     assert describe(Script().picture, 3, 8) == (
-        "batch 3: 5 of 8 groups done, 2 in the making, 1 slots empty (PENDING); "
+        "batch 3: 5 of 8 groups done, 2 unfinished, 1 slots empty (PENDING); "
         "slot 3.7 (group 41) with w0, w1 for 12 s, 1 trajectories waiting to be issued; 1 live workers"
     )
 

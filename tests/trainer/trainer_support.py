@@ -1,4 +1,4 @@
-"""What the trainer's tests share: tiny models, made-up batches, and a launcher for ranks."""
+"""Helpers for the trainer's tests: tiny models, invented batches, and a launcher for ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEMPERATURE = 0.7
 
 
 def make_model(folder: Path, *, tied: bool, model_type: str = "qwen3") -> Path:
-    """A random model of Hugging Face's own making, saved as a model folder."""
+    """A random Hugging Face model, saved as a model folder."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -53,7 +53,7 @@ def make_model(folder: Path, *, tied: bool, model_type: str = "qwen3") -> Path:
 def make_batch(
     version: int = 3, groups: int = 4, size: int = 3, seed: int = 1, longest: int = 17
 ) -> tuple[Batch, list[list[Trajectory]]]:
-    """A batch and its payloads: lengths vary, segments span versions, log-probs are somewhat off."""
+    """A batch and its payloads: lengths vary, segments span versions, log-probs are perturbed."""
     draw = random.Random(seed)
     described: list[BatchGroup] = []
     payloads: list[list[Trajectory]] = []

@@ -1,12 +1,12 @@
-"""The training process of roq: GRPO on Megatron, fed only through Redis.
+"""The training process of roq: GRPO on Megatron, with data from Redis only.
 
 Run it with ``python -m roq_trainer --redis URL --run NAME``, or one process per GPU with torchrun.
 """
 
 import warnings
 
-# Megatron says at import that Apex and Transformer Engine are missing and which torch names it still
-# uses. Neither is for our users to act on; everything else stays visible.
+# On import Megatron warns that Apex and Transformer Engine are missing, and about deprecated torch names.
+# Users cannot act on either.
 warnings.filterwarnings("ignore", module=r"megatron\.core(\..*)?")
 warnings.filterwarnings(
     "ignore", message="Please use DTensor instead", category=FutureWarning

@@ -21,27 +21,27 @@ __all__ = ["main"]
     required=True,
     envvar="ROQ_REDIS",
     metavar="URL",
-    help="redis://…, rediss://… or unix:///path.sock; one with a password is better given as ROQ_REDIS.",
+    help="redis://…, rediss://… or unix:///path.sock; use ROQ_REDIS for a URL with a password.",
 )
 @click.option(
     "--run",
     required=True,
     envvar="ROQ_RUN",
     metavar="NAME",
-    help="The run, as created by roq init or roq up.",
+    help="Name of the run, created by roq init or roq up.",
 )
 @click.option(
     "--address",
     envvar="ROQ_TRAINER_ADDRESS",
-    help="One of this host's own addresses that workers reach, to send weights from ([run] transfer). By "
-    "default the one on the way to the server.",
+    help="Address of this host that workers can reach, to send weights from ([run] transfer). Default: "
+    "the one used to reach the server.",
 )
 def main(url: str, run: str, address: str | None) -> None:
-    """Train a run's model until the run ends. With several ranks, start it by torchrun.
+    """Train a run's model until the run ends. Start several ranks with torchrun.
 
     Exits 0 at the end of the run or after SIGTERM, 2 when the job cannot work, 1 on any other failure.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's ranks must not outlive it: it starts them again
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's ranks must not outlive it: it restarts them
         die_with_parent()
     os.register_at_fork(after_in_child=watch_parent)  # Megatron forks to write checkpoints
     rank = int(os.environ.get("RANK", "0"))
@@ -59,7 +59,7 @@ def main(url: str, run: str, address: str | None) -> None:
         code = report_error("roq-trainer", error)
     else:
         return
-    # Not sys.exit: tearing the process groups down would wait for ranks that may be gone.
+    # Not sys.exit: destroying the process groups would wait for ranks that may be gone.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,7 +1,7 @@
-"""Checkpoints: model, optimizer and the number of completed steps, as one folder that is whole or absent.
+"""Checkpoints: model, optimizer and the number of completed steps, in a folder that is complete or absent.
 
 The format is Megatron's distributed checkpoint, so a run may resume with another tensor- or
-pipeline-parallel split. Nothing random happens in a step (dropout is 0), so no random state is kept.
+pipeline-parallel split. A step has no randomness (dropout is 0), so there is no RNG state.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from roq_trainer.weights import durable_rename
 
 __all__ = ["newest", "restore", "save", "to_resume"]
 
-# Megatron hands the write results over through a manager process, for saves that run in the
-# background. Ours do not: a plain queue is enough, and without it a killed trainer would leave that process
-# (270 MB) behind for ever, and the first checkpoint would wait seconds for it to start.
+# Megatron passes write results through a manager process, for saves in the background. Here saves block, so
+# a plain queue is enough. The manager process (270 MB) takes seconds to start and would outlive a killed
+# trainer.
 filesystem_async._results_queue = queue.Queue()
 
 _NAME = re.compile(r"step_(\d{8})")
@@ -34,7 +34,7 @@ _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
 def newest(root: Path) -> Path | None:
-    """The checkpoint with the most steps. One that was still being written has another name."""
+    """The complete checkpoint with the most steps, or None."""
     found = _complete(root)
     return found[-1] if found else None
 
@@ -86,9 +86,9 @@ def _state(model: DistributedDataParallel, optimizer: MegatronOptimizer, *, load
 def save(
     root: Path, step: int, model: DistributedDataParallel, optimizer: MegatronOptimizer, keep: int
 ) -> None:
-    """Write the state after ``step`` completed steps and remove all but the ``keep`` newest. Collective.
+    """Write the state after ``step`` completed steps; keep only the ``keep`` newest checkpoints. Collective.
 
-    On return the checkpoint is on disk under its final name; only then may the scheduler hear of it.
+    On return the checkpoint is on disk under its final name; only then may it be reported to the scheduler.
     """
     target = root / f"step_{step:08d}"
     temporary = root / f".tmp-{target.name}"

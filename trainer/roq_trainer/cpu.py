@@ -1,8 +1,8 @@
-"""What Megatron needs in order to run without CUDA. Where CUDA exists, nothing here does anything.
+"""Workarounds for Megatron without CUDA. With CUDA, every function here does nothing.
 
 megatron-core asks for ``torch.cuda.current_device()``, writes ``device="cuda"`` and ``.cuda()``, and
-checks for ``torch.cuda.FloatTensor``, although the mathematics beneath is plain PyTorch. Inside
-:func:`megatron_device` these mean the CPU.
+checks for ``torch.cuda.FloatTensor``, although its mathematics is plain PyTorch. Inside
+:func:`megatron_device` these refer to the CPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _is_cuda(value: object) -> bool:
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Answers calls that name the CUDA device with the CPU."""
+    """Redirect calls that name the CUDA device to the CPU."""
 
     def __torch_function__(
         self,
@@ -52,9 +52,9 @@ class _CudaMeansCpu(TorchFunctionMode):
 
 
 def use_one_thread() -> None:
-    """Compute with one thread unless ``OMP_NUM_THREADS`` says otherwise, as torchrun does.
+    """Use one thread unless ``OMP_NUM_THREADS`` is set, as torchrun does.
 
-    Beside busy rollout workers, threads that wait for each other make a step three times slower.
+    Next to busy rollout workers, threads that wait for each other make a step three times slower.
     """
     if not HAVE_CUDA and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
@@ -62,7 +62,7 @@ def use_one_thread() -> None:
 
 @contextlib.contextmanager
 def megatron_device() -> Iterator[None]:
-    """Wrap everything that builds or runs Megatron in this."""
+    """The context in which Megatron must be built and run."""
     if HAVE_CUDA:
         yield
         return

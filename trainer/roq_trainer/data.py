@@ -1,8 +1,8 @@
-"""From a taken batch to micro batches: every rank's share, fetched once, balanced and padded.
+"""From a taken batch to micro batches: fetch each replica's share once, balance and pad it.
 
-A batch's description (:class:`roq.Batch`: groups, rewards, lengths) is small and known to all ranks.
-Its tokens are not: the groups are dealt to the data-parallel replicas, one rank of each replica
-fetches only that replica's groups from Redis and hands them to its tensor- and pipeline-parallel peers.
+All ranks have the batch's description (:class:`roq.Batch`: groups, rewards, lengths), which is small.
+The groups are distributed over the data-parallel replicas; one rank of each replica fetches that
+replica's groups from Redis and broadcasts them to its tensor- and pipeline-parallel peers.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class MicroBatch:
 
 
 def deal(batch: Batch, replicas: int) -> list[list[int]]:
-    """Which groups (indices into ``batch.groups``) each data-parallel replica trains.
+    """The groups (indices into ``batch.groups``) that each data-parallel replica trains.
 
-    Longest first, always to the replica with the fewest tokens so far that may still take one: no
-    replica gets more than ``ceil(groups / replicas)``. Every rank computes the same answer.
+    Longest first, to the replica with the fewest tokens so far, at most ``ceil(groups / replicas)`` each.
+    Every rank computes the same result.
     """
     sizes = [sum(member.tokens for member in group.members) for group in batch.groups]
     cap = -(-len(sizes) // replicas)
@@ -79,15 +79,15 @@ def deal(batch: Batch, replicas: int) -> list[list[int]]:
 
 
 def micro_count(batch: Batch, shares: Sequence[Sequence[int]], micro_batch_size: int) -> int:
-    """Micro batches that every replica runs: as many as the fullest one needs."""
+    """The number of micro batches that every replica runs, which is what the fullest one needs."""
     return max(-(-sum(len(batch.groups[i].members) for i in share) // micro_batch_size) for share in shares)
 
 
 def fetch(source: _Payloads | None, groups: Sequence[BatchGroup]) -> list[list[Trajectory]]:
-    """The trajectories of ``groups``; ``source`` is given on the first rank of a replica, None on its peers.
+    """The trajectories of ``groups``; ``source`` is None except on the first rank of a replica.
 
     Raises:
-        RoqError: what the scheduler raises, on the fetching rank.
+        RoqError: raised by the scheduler, on the fetching rank.
     """
     encoded: Sequence[bytes | memoryview] = [] if source is None else source.encoded_trajectories(groups)
     group = model_parallel_group()
@@ -115,13 +115,13 @@ def micro_batches(
     max_seq_tokens: int,
     device: torch.device | str = "cpu",
 ) -> list[MicroBatch]:
-    """Cut this replica's samples into exactly ``count`` micro batches of neighbouring lengths.
+    """Split this replica's samples into exactly ``count`` micro batches of similar lengths.
 
-    A replica with fewer samples than that gets fillers of one token that counts for nothing: all
-    replicas must run the same number of passes, or their collectives would not meet.
+    A replica with fewer samples gets fillers of one token with ``valid`` 0: all replicas must run the same
+    number of passes, or their collectives would not match.
 
     Raises:
-        SequenceTooLong: names the group.
+        SequenceTooLong: a sequence has more than ``max_seq_tokens`` tokens.
     """
     for sample in samples:
         length = len(sample.trajectory.prompt) + len(sample.trajectory.tokens)

@@ -1,7 +1,7 @@
-"""The figures of each step in TensorBoard and Weights & Biases, where the job asks for them.
+"""The metrics of each step in TensorBoard and Weights & Biases, where the job enables them.
 
-``metrics.jsonl`` is the record; these are for looking. A logger that fails is reported once and left out;
-training continues.
+``metrics.jsonl`` is the authoritative record. A logger that fails is reported once and dropped; training
+continues.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["NAMES", "Logs", "shares"]
 
 log = logging.getLogger("roq.trainer")
 
-# Names of metrics.jsonl that are called otherwise in these places: as in prime-rl or, where that has none,
-# in verl. Those that it calls as we do (time/step, time/wait_for_batch) and our own keep their names.
+# Names of metrics.jsonl -> names in prime-rl or, where it has none, in verl. All others (time/step,
+# time/wait_for_batch and those that only roq has) stay the same.
 NAMES = {
     "reward/mean": "reward/all/mean",
     "staleness/mean": "off_policy_level/all/mean",
@@ -38,17 +38,17 @@ NAMES = {
 
 
 class Writer(Protocol):
-    """Where scalars go."""
+    """A logger of scalars."""
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
 
 
 class Logs:
-    """The loggers of a job, for rank 0.
+    """A job's loggers, on rank 0.
 
     Args:
-        job: says which. version: of the weights so far; what was logged of later steps is replaced.
+        job: names the loggers. version: of the current weights; logged later steps are replaced.
     """
 
     def __init__(self, job: Job, version: int) -> None:
@@ -64,7 +64,7 @@ class Logs:
 
         Args:
             row: its line of ``metrics.jsonl``.
-            status: looks the run up, for what prompts and workers came to so far.
+            status: returns the run's status, for the totals of prompts and workers.
         """
         if not self._writers:
             return
@@ -90,9 +90,9 @@ class Logs:
 
 
 def shares(status: Status) -> dict[str, float]:
-    """What became of prompts and trajectories so far, and the time that the workers there now lost.
+    """Outcomes of prompts and attempts so far, and the time lost by the current workers.
 
-    Shares are of the prompts issued, and of the attempts that these workers have ended.
+    Shares of prompts are of those issued, shares of rollouts of the attempts ended by the current workers.
     """
     issued, ledger = max(1, status.ledger.issued), status.ledger
     infos = [worker_info(worker) for worker in status.workers]
@@ -119,7 +119,7 @@ def _is_scalar(name: str, value: object) -> bool:
 
 
 class TensorBoard:
-    """Event files in ``tensorboard/``; after a restart, what comes after ``version`` is written anew."""
+    """Event files in ``tensorboard/``; after a restart, steps after ``version`` are replaced."""
 
     def __init__(self, folder: Path, version: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -138,10 +138,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One W&B run for the whole run: a restarted trainer resumes it.
+    """One W&B run per roq run: a restarted trainer resumes it.
 
-    ``step`` is a metric like the others and the axis of all, since W&B's own step cannot go back when a batch
-    is trained again.
+    The axis is a metric named ``step``, since W&B's built-in step cannot go back when a batch is trained
+    again.
     """
 
     def __init__(self, job: Job, folder: Path) -> None:
@@ -173,5 +173,5 @@ class WeightsAndBiases:
         self._run.log({"step": step, **scalars})
 
     def close(self) -> None:
-        """Wait until everything is written, or sent."""
+        """Wait until everything is written or sent."""
         self._run.finish()

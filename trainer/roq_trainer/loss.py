@@ -1,6 +1,6 @@
 """The loss: GRPO with DAPO's token-level mean and a truncated importance weight.
 
-What it consists of:
+Components:
 
 - advantages relative to the group: DeepSeekMath (GRPO), arXiv 2402.03300, section 4.1. Without
   ``normalize_advantage`` there is no division by the standard deviation: Dr. GRPO, arXiv 2503.20783.
@@ -10,15 +10,15 @@ What it consists of:
   above: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025;
   flash-rl). It also corrects for tokens that were sampled with older weights.
 
-What was left out:
+Not included:
 
 - GRPO's KL penalty to a reference model (as in DAPO and Dr. GRPO), so there is no reference model.
-- several updates per batch. With one the ratio is 1 when the gradient is taken, and the clip never acts.
-- DAPO's overlong reward shaping, which a reward function can do. Its dynamic sampling is the scheduler's:
+- several updates per batch. With one, the ratio is 1 when the gradient is computed and never clipped.
+- DAPO's overlong reward shaping, which a reward function can do. Dynamic sampling is done by the scheduler:
   groups whose rewards are all equal can be filtered before they reach the trainer.
-- GSPO's and CISPO's treatment of the ratio; a value function and a bonus for entropy.
+- GSPO's and CISPO's treatment of the ratio; a value function; an entropy bonus.
 
-The figures: ``k3``, a low-variance estimator of the KL divergence, is Schulman's, "Approximating KL
+The metric ``k3``, a low-variance estimator of the KL divergence, is from Schulman, "Approximating KL
 Divergence" (2020).
 """
 
@@ -34,19 +34,18 @@ from roq_trainer.sums import Sums
 
 __all__ = ["advantages", "batch_advantages", "grpo_loss", "mismatch", "token_logprobs"]
 
-_MAX_LOG_RATIO = 20.0  # exp of more would only turn a broken token into an infinity
+_MAX_LOG_RATIO = 20.0  # avoids an infinite ratio for a broken token
 
 
 def advantages(rewards: Sequence[Sequence[float]], normalize: bool) -> list[list[float]]:
-    """How much better each trajectory did than its group: reward minus the group's mean.
+    """Each trajectory's reward relative to its group: reward minus the group's mean.
 
     With ``normalize`` it is divided by the group's (sample) standard deviation plus 1e-6, as
-    :func:`roq.postprocess.grpo` does. Where every group has one trajectory there is no group to compare
-    with, so the whole batch is the group
+    :func:`roq.postprocess.grpo` does. If every group has one trajectory, the whole batch is the group
     (REINFORCE with the batch's mean as its baseline; REINFORCE++, arXiv 2501.03262).
 
     Args:
-        rewards: of each group, of each member.
+        rewards: one list per group, one reward per member.
     """
     if all(len(group) == 1 for group in rewards):
         flat = _relative([group[0] for group in rewards], normalize)
@@ -55,7 +54,7 @@ def advantages(rewards: Sequence[Sequence[float]], normalize: bool) -> list[list
 
 
 def batch_advantages(batch: Batch, normalize: bool) -> list[list[float]]:
-    """The advantages of a batch: those that post-processing gave, or else those of the rewards."""
+    """The advantages of a batch: from post-processing if given, otherwise from the rewards."""
     computed = advantages([[m.reward for m in group.members] for group in batch.groups], normalize)
     return [
         [own if m.advantage is None else m.advantage for m, own in zip(group.members, ours, strict=True)]
@@ -86,7 +85,7 @@ def token_logprobs(
     Returns:
         float32 [N], the same on every tensor-parallel rank.
     """
-    # Selecting first keeps the copy, which the cross entropy then overwrites, as small as the responses.
+    # Select first: the copy, which the cross entropy overwrites, then covers only the responses.
     chosen = logits.flatten(0, 1)[select].float() / temperature
     return -vocab_parallel_cross_entropy(chosen, targets)
 
@@ -108,9 +107,9 @@ def grpo_loss(
 
         loss = -w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
 
-    ``w`` carries no gradient: it corrects the expectation from the engine's distribution to the
-    trainer's. The caller divides by the token count of the whole batch, over all micro batches and
-    data-parallel ranks, so how the batch was cut does not matter.
+    ``w`` has no gradient: it corrects the expectation from the engine's distribution to the trainer's.
+    The caller divides by the token count of the whole batch, over all micro batches and data-parallel
+    ranks, so the result does not depend on the split.
 
     Args:
         logp: float32 [N], under the weights being updated; the only one with a gradient.
@@ -138,11 +137,11 @@ def mismatch(
     valid: torch.Tensor,
     importance_cap: float,
 ) -> Sums:
-    """How far engine and trainer disagree, as float64 sums over tokens.
+    """The mismatch between engine and trainer, as float64 sums over tokens.
 
     ``k3 = r - 1 - log r`` with ``log r = old_logp - engine_logp`` estimates KL(engine || trainer).
     ``outliers`` counts ``|log r| > 1``; ``abs_diff`` sums ``|log r|`` over the tokens that were sampled
-    with the very weights the trainer has (``current`` is 1), where only numerics may differ.
+    with the trainer's weights (``current`` is 1), where only numerics may differ.
     """
     log_ratio = (old_logp - engine_logp).double()
     valid, current = valid.double(), (current * valid).double()

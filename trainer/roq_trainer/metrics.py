@@ -1,4 +1,4 @@
-"""One line of ``metrics.jsonl`` for each step. A batch trained again after a restart gives a second line."""
+"""The line of ``metrics.jsonl`` for each step. A batch trained again after a restart adds a second line."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Timer:
         self.seconds: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        """Book the time since the last call under ``name``."""
+        """Add the time since the last call to ``name``."""
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
 
 
 def step_row(batch: Batch, sums: Sums, grad_norm: float) -> dict[str, Any]:
-    """The figures of one step, without :func:`time_and_memory`.
+    """The metrics of one step, without :func:`time_and_memory`.
 
     Args:
-        sums: over the whole batch, as all means over tokens are.
+        sums: over the whole batch.
     """
 
     def mean(total: torch.Tensor) -> float:
@@ -75,10 +75,10 @@ def step_row(batch: Batch, sums: Sums, grad_norm: float) -> dict[str, Any]:
 
 
 def time_and_memory(seconds: Mapping[str, float]) -> dict[str, Any]:
-    """The time of day, the seconds that a step has taken so far, and this process's resident memory.
+    """The time of day, the step's seconds so far, and this process's resident memory.
 
-    ``time/step`` is everything from having the batch to having its weights published and, where due, its
-    checkpoint written: ``time/wait_for_batch`` is not part of it.
+    ``time/step`` covers everything after taking the batch, including publishing and checkpointing, but not
+    ``time/wait_for_batch``.
     """
     return {
         "time": time.time(),
@@ -91,7 +91,7 @@ def time_and_memory(seconds: Mapping[str, float]) -> dict[str, Any]:
 def published(row: Mapping[str, Any]) -> dict[str, float]:
     """The part of a row that is published with the weights, for displays and metrics.
 
-    Times that are not known yet (``time/export``, ``time/checkpoint``) are only in ``metrics.jsonl``.
+    Later times (``time/export``, ``time/checkpoint``) are only in ``metrics.jsonl``.
     """
     left_out = {"step", "time", "time/step", "rss_bytes", "replay"}
     return {
@@ -102,6 +102,6 @@ def published(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
-    """Append a line in one write, so that readers see it whole."""
+    """Append a line in one write; readers never see a part of it."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")

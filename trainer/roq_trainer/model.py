@@ -1,6 +1,6 @@
-"""A Megatron model from a Hugging Face folder's ``config.json``.
+"""Build a Megatron model from ``config.json`` of a Hugging Face folder.
 
-What is particular to an architecture is in :mod:`roq_trainer.models`.
+Everything specific to an architecture is in :mod:`roq_trainer.models`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_shape(folder: Path) -> ModelShape:
     """Read and check ``config.json``.
 
     Raises:
-        ConfigError: an unknown architecture, or a variant of it that this trainer does not compute.
+        ConfigError: the architecture, or a variant of it, is not supported.
     """
     where = folder / "config.json"
     try:
@@ -78,7 +78,7 @@ def read_shape(folder: Path) -> ModelShape:
 
 
 def _with_flat_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` with the rotary settings of transformers 4 and 5 under the same keys."""
+    """``config`` with the RoPE settings of transformers 4 and 5 under the same keys."""
     config = dict(config)
     rope = {"rope_type": "default"}
     if "rope_theta" in config:
@@ -90,10 +90,10 @@ def _with_flat_rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_parallel(shape: ModelShape, tensor: int, pipeline: int) -> None:
-    """Refuse a split of the model that leaves a remainder.
+    """Check that the model can be split.
 
     Raises:
-        ConfigError: names the size that does not divide.
+        ConfigError: a size is not divisible by the number of parts.
     """
     for what, size in (
         ("vocabulary", shape.vocab),
@@ -112,7 +112,7 @@ def check_parallel(shape: ModelShape, tensor: int, pipeline: int) -> None:
 def transformer_config(
     shape: ModelShape, tensor: int, pipeline: int, dtype: torch.dtype
 ) -> TransformerConfig:
-    """Megatron's description of the model. Every fusion that needs CUDA extensions is off."""
+    """Megatron's description of the model, with every fusion that needs CUDA extensions off."""
     return TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
@@ -121,7 +121,7 @@ def transformer_config(
         num_query_groups=shape.kv_heads,
         kv_channels=shape.head_dim,
         **shape.architecture.transformer(shape),
-        hidden_dropout=0.0,  # log-probs must not depend on chance, and nothing else draws random numbers
+        hidden_dropout=0.0,  # log-probs must be deterministic
         attention_dropout=0.0,
         attention_softmax_in_fp32=True,
         bias_activation_fusion=False,
@@ -135,12 +135,12 @@ def transformer_config(
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         variable_seq_lengths=True,  # every micro batch is padded to its own longest sequence
-        # There are no experts, but variable lengths are refused without this.
+        # There are no experts, but variable lengths require this.
         moe_token_dispatcher_type="alltoall",  # noqa: S106
         calculate_per_token_loss=True,  # gradients are divided by the batch's token count, over all DP ranks
         use_cpu_initialization=not HAVE_CUDA,
-        # The weights come from files, but only initialization marks parameters as split: without the
-        # marks the gradient norm, and so the clipping, is wrong under tensor parallelism.
+        # The weights come from files, but initialization marks parameters as split: without the marks the
+        # gradient norm, and so the clipping, is wrong under tensor parallelism.
         perform_initialization=True,
     )
 
@@ -148,18 +148,18 @@ def transformer_config(
 def build_model(
     shape: ModelShape, dtype: torch.dtype, tensor: int = 1, pipeline: int = 1
 ) -> DistributedDataParallel:
-    """This rank's part of the model in Megatron's data-parallel wrapper, its weights not yet set.
+    """This rank's part of the model in Megatron's data-parallel wrapper, without the run's weights.
 
     Needs ``parallel_state`` initialised and :func:`roq_trainer.cpu.megatron_device`.
 
     Raises:
-        ConfigError: the model cannot be split so, or the data type is not for this machine.
+        ConfigError: the model cannot be split like this, or the data type needs a GPU.
     """
     check_parallel(shape, tensor, pipeline)
     if dtype is not torch.float32 and not HAVE_CUDA:
         raise ConfigError("model.dtype must be float32 where there is no GPU")
     config = transformer_config(shape, tensor, pipeline, dtype)
-    # Transformer Engine has not yet been run on a GPU.
+    # Not yet run on a GPU with Transformer Engine.
     spec = get_gpt_decoder_block_spec(config, HAVE_CUDA and HAVE_TE, normalization=config.normalization)
     model: torch.nn.Module = GPTModel(
         config=config,
@@ -182,7 +182,7 @@ def build_model(
         ),
         module=model,
     )
-    # Without it the gradients of norms are wrong under TP, and ranks drift apart silently.
+    # Without this the gradients of norms are wrong under TP, and ranks diverge silently.
     config.finalize_model_grads_func = finalize_model_grads
     return wrapped
 
@@ -190,7 +190,7 @@ def build_model(
 def build_optimizer(
     model: DistributedDataParallel, training: Training, dtype: torch.dtype
 ) -> MegatronOptimizer:
-    """AdamW with a constant learning rate. Build it after the weights are loaded: it may copy them."""
+    """AdamW with a constant learning rate. Build it after loading the weights: it may copy them."""
     return get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
@@ -210,5 +210,5 @@ def build_optimizer(
 
 
 def _distributed_optimizer() -> bool:
-    """Whether DP ranks share the optimizer's state: its checkpoints cannot be loaded without CUDA."""
+    """True if DP ranks share the optimizer's state; its checkpoints cannot be loaded without CUDA."""
     return HAVE_CUDA and parallel_state.get_data_parallel_world_size() > 1

@@ -1,4 +1,4 @@
-"""Process groups, and the few collectives that the loop needs besides Megatron's own."""
+"""Process groups, and the collectives that the loop needs besides Megatron's."""
 
 from __future__ import annotations
 
@@ -37,37 +37,37 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Rank 0 reports to the others every few seconds even while it waits for a batch, so a silence this long
-# means that a rank is gone. Writing the weights of a large model is what may take minutes.
+# Rank 0 reports to the others every few seconds while it waits for a batch. Only writing the weights of a
+# large model takes minutes, so a longer silence means that a rank is gone.
 TIMEOUT = dt.timedelta(minutes=30)
 
 
 def device() -> torch.device:
-    """Where this rank's tensors live."""
+    """The device of this rank's tensors."""
     return torch.device("cuda", torch.cuda.current_device()) if HAVE_CUDA else torch.device("cpu")
 
 
 def open_world() -> None:
-    """Join the other ranks: as torchrun's environment says, or alone without it."""
+    """Join the other ranks as torchrun's environment describes; without it, be the only rank."""
     use_one_thread()
     if HAVE_CUDA:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if "RANK" in os.environ:
         dist.init_process_group(BACKEND, timeout=TIMEOUT)
-    else:  # alone: no port, no network
+    else:  # no port, no network
         dist.init_process_group(BACKEND, store=HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
 
 
 def open_parallel(training: Training, seed: int) -> None:
-    """Lay out tensor, pipeline and data parallelism.
+    """Set up tensor, pipeline and data parallelism.
 
     Raises:
-        ConfigError: torchrun started another number of ranks than the job asks for.
+        ConfigError: the number of ranks is not the job's.
     """
     world = dist.get_world_size()
     if world != training.ranks:
         raise ConfigError(
-            f"the job wants {training.ranks} trainer ranks (tensor {training.tensor_parallel} x pipeline "
+            f"the job needs {training.ranks} trainer ranks (tensor {training.tensor_parallel} x pipeline "
             f"{training.pipeline_parallel} x data {training.data_parallel}) but {world} run here; start "
             f"torchrun with --nproc-per-node and --nnodes that multiply to {training.ranks}"
         )
@@ -75,7 +75,7 @@ def open_parallel(training: Training, seed: int) -> None:
         parallel_state.initialize_model_parallel(
             training.tensor_parallel, training.pipeline_parallel, distributed_timeout_minutes=30
         )
-        # Dropout is 0: the tracker only has to exist. The inference kind does not ask CUDA for its state.
+        # Dropout is 0, so the tracker only has to exist. The inference kind does not need CUDA.
         model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True)
 
 
@@ -87,29 +87,29 @@ def close() -> None:
 
 
 def model_parallel_group() -> dist.ProcessGroup | None:
-    """The ranks that hold one replica of the model together; None when that is this rank alone."""
+    """The ranks of this rank's replica of the model; None when it is the only one."""
     group = cast("dist.ProcessGroup", parallel_state.get_model_parallel_group())
     return group if dist.get_world_size(group) > 1 else None
 
 
 def tensor_group() -> dist.ProcessGroup:
-    """The ranks that split this rank's layers."""
+    """The ranks that share this rank's layers."""
     return cast("dist.ProcessGroup", parallel_state.get_tensor_model_parallel_group())
 
 
 def pipeline_group() -> dist.ProcessGroup:
-    """The ranks that hold the other stages for this rank, in order."""
+    """The ranks of this rank's pipeline, in the order of the stages."""
     return cast("dist.ProcessGroup", parallel_state.get_pipeline_model_parallel_group())
 
 
 def leads_replica() -> bool:
-    """Whether this rank is the one of its replica that fetches data."""
+    """True on the rank of each replica that fetches data."""
     group = model_parallel_group()
     return group is None or dist.get_group_rank(group, dist.get_rank()) == 0
 
 
 def broadcast_bytes(data: bytearray, group: dist.ProcessGroup | None = None) -> memoryview:
-    """``data`` of the group's first rank, on every rank of it (the world's without a group)."""
+    """``data`` of the group's first rank, on all its ranks (default: the world)."""
     group = group or dist.group.WORLD
     assert group is not None
     if dist.get_world_size(group) == 1:
@@ -127,10 +127,10 @@ def broadcast_bytes(data: bytearray, group: dist.ProcessGroup | None = None) -> 
 
 
 def on_rank0(function: Callable[P, T]) -> Callable[P, T]:
-    """Make ``function`` run on rank 0 alone, and its result or failure reach every rank.
+    """Run ``function`` on rank 0 only; every rank gets its result or failure.
 
-    Every rank calls it; on the others the arguments do not matter, and the result is decoded as the type that
-    the function declares to return::
+    Every rank calls it. On the others the arguments are ignored, and the result is decoded as the declared
+    return type::
 
         job = on_rank0(read_job)(sched)
 

@@ -1,11 +1,10 @@
-"""Sends published weights to the workers that ask for them: a process beside the trainer's rank 0.
+"""Send published weights to the workers that request them, in a process next to the trainer's rank 0.
 
-Started by the trainer where ``[run] transfer`` says so; :class:`Sender` is its handle. It maps the files of a
-version, which are still in the page cache, and broadcasts them to the ranks of one engine
-(roq/weights/broadcast.py).
-The trainer waits for none of it, and a worker that dies in it, or hangs, costs a thread here.
+The trainer starts it if ``[run] transfer`` is set; :class:`Sender` is its handle. The process maps the files
+of a version, which are still in the page cache, and broadcasts them to the ranks of one engine
+(roq/weights/broadcast.py). The trainer never waits for it; a worker that dies or hangs blocks one thread.
 
-On GPUs (NCCL) not yet run.
+Not yet run on GPUs (NCCL).
 """
 
 from __future__ import annotations
@@ -45,27 +44,27 @@ __all__ = ["Sender"]
 
 log = logging.getLogger("roq.trainer")
 
-AT_ONCE = 4  # workers that are sent to at the same time; each takes two buffers on the GPU
+AT_ONCE = 4  # concurrent transfers; each takes two buffers on the GPU
 HELLO_S = 10.0  # for the first line of a connection
-STORE = timedelta(seconds=60)  # for torch's first connection, which asks name servers for our name
-QUEUE_S = 120.0  # for a turn to be sent to; then the worker reads the files
-QUEUED_S = 3.0  # a worker in the queue is told so, this often
-GO_S = 60.0  # from the offer until the worker's engine stands still
+STORE = timedelta(seconds=60)  # for torch's first connection, which looks up this host's name
+QUEUE_S = 120.0  # longest time in the queue; then the worker reads the files
+QUEUED_S = 3.0  # how often a queued worker gets an answer
+GO_S = 60.0  # from the offer until the worker's engine is paused
 START_S = 120.0  # importing torch from a cold disk takes a while
 RESTART_S = 10.0  # between two starts
-BEAT_S = 30.0  # one that gave no sign of life for so long hangs
-TURN_S = 300.0  # one turn; if it takes longer, something hangs that cannot be interrupted
+BEAT_S = 30.0  # without a sign of life for this long, the process hangs
+TURN_S = 300.0  # one transfer; a longer one hangs and cannot be interrupted
 MOST_RANKS = 1024
-LINE_BYTES = 4096  # of what a worker says
-SERVED_S = 30.0  # the address is told again: Redis may have lost it
+LINE_BYTES = 4096  # of a worker's message
+SERVED_S = 30.0  # how often the address is announced again: Redis may have lost it
 
 
 class Sender:
-    """The process that sends weights, from the trainer's side.
+    """The trainer's handle of the process that sends weights.
 
     Args:
-        backend: "nccl" or "gloo". folder: where versions are exported to. host: an address of this host that
-            workers reach.
+        backend: "nccl" or "gloo". folder: the folder of exported versions. host: an address of this host that
+            workers can reach.
     """
 
     def __init__(self, backend: str, folder: Path, host: str) -> None:
@@ -75,13 +74,13 @@ class Sender:
         self._process: subprocess.Popen[bytes] | None = None
         self._address = self._announced = ""
         self._started_at = self._beat_at = self._served_at = 0.0
-        self._told = b""
+        self._received = b""
 
     def start(self) -> None:
-        """Start it, and wait until it listens.
+        """Start the process, and wait until it listens.
 
         Raises:
-            ConfigError: it does not start.
+            ConfigError: the process does not start.
         """
         if self._backend == "nccl" and not torch.cuda.is_available():
             raise ConfigError(
@@ -91,21 +90,19 @@ class Sender:
         self._listen(START_S)
         if self._address:
             if self._address.startswith("127."):
-                log.info("weights are sent from %s: workers on other hosts need --address here", self._host)
+                log.info("sending weights from %s: for workers on other hosts, set --address", self._host)
             return
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(5)  # it is saying why
+                self._process.wait(5)  # it is printing the reason
         self.close()
         raise ConfigError(
-            f"the process that sends weights (run.transfer) does not start on {self._host}; the lines above "
-            'say why. Set ROQ_TRAINER_ADDRESS to one of this host\'s addresses, or transfer = "files"'
+            f"the process that sends weights (run.transfer) did not start on {self._host}; see the lines "
+            'above. Set ROQ_TRAINER_ADDRESS to an address of this host, or transfer = "files"'
         )
 
     def announce(self, sched: Scheduler, trainer: str) -> None:
-        """Tell workers where it is, if they do not know; one that ended or hangs is started again.
-
-        Waits for nothing of it.
+        """Announce the sender's address if it changed; restart a process that ended or hangs. Never waits.
 
         Raises:
             Fenced: another trainer has taken over.
@@ -113,12 +110,12 @@ class Sender:
         self._listen(0.0)
         now = time.monotonic()
         if self._process is not None and now - self._beat_at > (BEAT_S if self._address else START_S):
-            log.warning("the process that sends weights gives no sign of life; ending it")
+            log.warning("the process that sends weights is unresponsive; killing it")
             self.close()
         if self._process is None or self._process.poll() is not None:
             self._address = ""
             if now - self._started_at > RESTART_S:
-                log.warning("the process that sends weights has ended; starting another")
+                log.warning("the process that sends weights has ended; restarting it")
                 self.close()
                 self._spawn()
         if self._address != self._announced or (self._address and now - self._served_at > SERVED_S):
@@ -126,24 +123,24 @@ class Sender:
             self._announced, self._served_at = self._address, now
 
     def leave(self, sched: Scheduler, trainer: str) -> None:
-        """Take its address back and end it."""
+        """Withdraw the address and end the process."""
         with contextlib.suppress(Refused):
             sched.announce_sender("", trainer)
         self.close()
 
     def _spawn(self) -> None:
         self._started_at = self._beat_at = time.monotonic()
-        self._told = b""
+        self._received = b""
         try:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
-                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # it warns of addresses that have no name
+                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # it warns of addresses without a name
             )  # fmt: skip
-        except OSError as error:  # no memory, or too many processes, just now
+        except OSError as error:  # out of memory, or too many processes
             log.warning("the process that sends weights cannot be started: %s", error)
 
     def _listen(self, limit_s: float) -> None:
-        """Take in what it wrote: a line with its address, then a dot for every half second that it lives."""
+        """Read the process's output: a line with its address, then a dot every half second."""
         if self._process is None or self._process.stdout is None:
             return
         pipe = self._process.stdout.fileno()
@@ -153,12 +150,12 @@ class Sender:
                 return
             self._beat_at = time.monotonic()
             if not self._address:
-                self._told += data
-                address, line, _ = self._told.partition(b"\n")
+                self._received += data
+                address, line, _ = self._received.partition(b"\n")
                 self._address = address.decode() if line else ""
 
     def close(self) -> None:
-        """End it; transfers under way fail."""
+        """Kill the process; transfers in progress fail."""
         process, self._process = self._process, None
         self._address = ""
         if process is not None:
@@ -169,14 +166,14 @@ class Sender:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """One thread for each worker that is connected."""
+    """One thread for each connected worker."""
 
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 128
 
     def __init__(self, host: str, folder: Path, backend: str, alive: int) -> None:
-        self.alive = alive  # where signs of life are written to
+        self.alive = alive  # file descriptor for signs of life
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         self.address_family = found[0]
         super().__init__((host, 0), _Connection)
@@ -188,7 +185,7 @@ class _Server(socketserver.ThreadingTCPServer):
         if backend == "nccl":
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         self.turns = threading.BoundedSemaphore(AT_ONCE)
-        self.deadlines: dict[str, float] = {}  # of the turns that are taken
+        self.deadlines: dict[str, float] = {}  # engine -> end of its transfer
         self.names = itertools.count(1)
         meeting = socket.create_server((host, 0), family=self.address_family)
         self.port = meeting.getsockname()[1]
@@ -199,7 +196,7 @@ class _Server(socketserver.ThreadingTCPServer):
         )  # fmt: skip
 
     def service_actions(self) -> None:
-        """Every half second."""
+        """Runs every half second: send a sign of life, and end with the trainer or a hung transfer."""
         try:
             os.write(self.alive, b".")
         except BlockingIOError:  # the trainer is in a long step
@@ -207,7 +204,7 @@ class _Server(socketserver.ThreadingTCPServer):
         except BrokenPipeError:  # it has ended
             os._exit(1)
         if any(time.monotonic() > deadline for deadline in list(self.deadlines.values())):
-            _say(f"a transfer has not ended within {TURN_S:.0f} s; ending, to be started again")
+            _say(f"a transfer took longer than {TURN_S:.0f} s; exiting, to be restarted by the trainer")
             os._exit(1)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
@@ -215,25 +212,25 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class _Connection(socketserver.StreamRequestHandler):
-    """What one worker is told, from its hello until it leaves."""
+    """The conversation with one worker, from its hello until it disconnects."""
 
     server: _Server
 
     def handle(self) -> None:
         messages.notice_death(self.connection)
-        if not self._has_more(HELLO_S):  # somebody looked whether there is anyone
+        if not self._has_more(HELLO_S):  # a probe of the port
             return None
         hello = self._read(messages.Hello, HELLO_S)
         if not hmac.compare_digest(hello.secret.encode(), self.server.secret.encode()):
             return self._write(messages.Meeting(error="wrong secret; pin the newest weights again"))
         if not 1 <= hello.ranks <= MOST_RANKS:
-            return self._write(messages.Meeting(error=f"{hello.ranks} ranks are none, or too many"))
+            return self._write(messages.Meeting(error=f"{hello.ranks} ranks; expected 1 to {MOST_RANKS}"))
         if self.server.device.type == "cuda":
             torch.cuda.set_device(self.server.device)
         name = f"engine-{next(self.server.names)}"
         self._write(messages.Meeting(self.server.backend, self.server.port, name))
         here = self.connection.getsockname()[0]
-        # With a client of its own: one that waits for a rank keeps other threads from using it.
+        # Each group has its own store client: one that waits for a rank blocks other threads.
         group = broadcast.Group(
             self.server.backend, here, self.server.port, name, rank=0, size=hello.ranks + 1, address=here
         )
@@ -244,7 +241,7 @@ class _Connection(socketserver.StreamRequestHandler):
             group.close()
 
     def _has_more(self, limit_s: float | None) -> bool:
-        """Wait until the worker says something; False when it has left."""
+        """Wait for a message of the worker; False when it has disconnected."""
         self.connection.settimeout(limit_s)
         return bool(self.rfile.peek(1))  # type: ignore[attr-defined]
 
@@ -252,7 +249,7 @@ class _Connection(socketserver.StreamRequestHandler):
         deadline = time.monotonic() + QUEUE_S
         while not self.server.turns.acquire(timeout=QUEUED_S):
             if time.monotonic() > deadline:
-                self._write(messages.Offer(error=f"no turn within {QUEUE_S:.0f} s"))
+                self._write(messages.Offer(error=f"still queued after {QUEUE_S:.0f} s"))
                 return
             self._write(messages.Offer(queued=True))
         self.server.deadlines[engine] = time.monotonic() + TURN_S
@@ -273,7 +270,7 @@ class _Connection(socketserver.StreamRequestHandler):
             self.server.turns.release()
 
     def _read(self, kind: type[Any], limit_s: float) -> Any:
-        """A line, all of it within ``limit_s``."""
+        """Read a message, all of it within ``limit_s``."""
         deadline, line = time.monotonic() + limit_s, b""
         while not line.endswith(b"\n") and len(line) < LINE_BYTES:
             self.connection.settimeout(max(0.001, deadline - time.monotonic()))
@@ -289,10 +286,10 @@ class _Connection(socketserver.StreamRequestHandler):
 
 
 def _open(folder: Path, name: str) -> WeightFiles:
-    """The files of the version that is exported as ``name``.
+    """The files of the version exported as ``name``.
 
     Raises:
-        ConfigError: they are not here, or cannot be read.
+        ConfigError: the files are missing or cannot be read.
     """
     if not is_file_name(name) or not (folder / name).is_dir():
         raise ConfigError("its files are not here")
@@ -300,7 +297,7 @@ def _open(folder: Path, name: str) -> WeightFiles:
 
 
 def _offer(files: WeightFiles, bucket: int) -> messages.Offer:
-    """Raises TransferFailed: some of them cannot be sent."""
+    """The offer of all tensors; raises TransferFailed if one of them cannot be sent."""
     tensors = [messages.Tensor(name, t.dtype, list(t.shape)) for name, t in files.tensors.items()]
     for tensor in tensors:
         broadcast.check(tensor)
@@ -308,38 +305,38 @@ def _offer(files: WeightFiles, bucket: int) -> messages.Offer:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} sender: {line}\n")  # as one: many threads say something
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} sender: {line}\n")  # one write: there are many threads
     sys.stderr.flush()
 
 
 @click.command()
 @click.option(
-    "--folder", required=True, type=click.Path(path_type=Path), help="Where versions are exported to."
+    "--folder", required=True, type=click.Path(path_type=Path), help="The folder of exported versions."
 )
-@click.option("--backend", required=True, type=click.Choice(["nccl", "gloo"]), help="Who moves the bytes.")
-@click.option("--host", required=True, help="The address to listen on, and that workers reach.")
+@click.option("--backend", required=True, type=click.Choice(["nccl", "gloo"]), help="The transport.")
+@click.option("--host", required=True, help="The address to listen on, reachable by workers.")
 def main(folder: Path, backend: str, host: str) -> None:
-    """Send weights to workers until the trainer that started this ends. Prints its address first."""
+    """Send weights to workers until the trainer that started this process ends. Prints its address first."""
     watch_parent()
-    # NCCL writes what it is asked to log to standard output, which is for the address and signs of life.
-    told = os.dup(1)
+    # NCCL logs to standard output, which is reserved for the address and signs of life.
+    output = os.dup(1)
     os.dup2(2, 1)
     _raise_limit()
     try:
-        server = _Server(host, folder, backend, told)
+        server = _Server(host, folder, backend, output)
     except (OSError, RuntimeError) as error:
         raise click.ClickException(f"cannot listen on {host}: {one_line(error)}") from None
     shown = f"[{host}]" if ":" in host else host
-    os.write(told, f"{shown}:{server.server_address[1]}/{server.secret}\n".encode())
-    os.set_blocking(told, False)
+    os.write(output, f"{shown}:{server.server_address[1]}/{server.secret}\n".encode())
+    os.set_blocking(output, False)
     with server:
         server.serve_forever()
 
 
 def _raise_limit() -> None:
-    """An engine of one rank takes 9 file descriptors, one of eight 23."""
+    """Raise the limit of open files: an engine of one rank takes 9 file descriptors, one of eight 23."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # macOS has a limit of its own
+    with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 

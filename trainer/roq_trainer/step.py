@@ -23,11 +23,11 @@ __all__ = ["logprob_pass", "update"]
 def _schedule(
     model: DistributedDataParallel, batches: Sequence[MicroBatch], loss: Any, *, forward_only: bool
 ) -> list[Any]:
-    """Run Megatron's pipeline schedule; returns what ``loss`` gave per micro batch (last stage only)."""
+    """Run Megatron's pipeline schedule; returns the results of ``loss`` per micro batch (last stage only)."""
 
     def forward(data: Iterator[MicroBatch], stage: torch.nn.Module) -> tuple[torch.Tensor, Any]:
         batch = next(data)
-        # No mask: attention is causal, and padding stands to the right of everything that counts.
+        # No mask: attention is causal, and padding is on the right.
         return stage(batch.tokens, batch.positions, None), partial(loss, batch)
 
     return get_forward_backward_func()(
@@ -46,7 +46,7 @@ def _schedule(
 def logprob_pass(
     model: DistributedDataParallel, batches: Sequence[MicroBatch], temperature: float, importance_cap: float
 ) -> Sums:
-    """Set every micro batch's ``old_logp`` (last stage) and sum up the mismatch with the engine.
+    """Set every micro batch's ``old_logp`` (last stage) and sum the mismatch with the engine.
 
     Returns:
         This rank's part of the sums; zero except on the first TP rank of the last stage, so that a sum over
@@ -92,7 +92,7 @@ def update(
             clip_high=training.clip_high,
             importance_cap=training.importance_cap,
         )
-        # Megatron adds the counts up over micro batches and DP ranks and divides the gradients by the sum.
+        # Megatron sums the counts over micro batches and DP ranks, and divides the gradients by the total.
         return total, batch.valid.sum().int(), Sums(loss=total.detach().double(), clipped=clipped.double())
 
     model.zero_grad_buffer()

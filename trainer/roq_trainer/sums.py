@@ -1,4 +1,4 @@
-"""What is added up over the response tokens of a batch, for the figures of its step."""
+"""Sums over the response tokens of a batch, for the metrics of its step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _ZERO = torch.zeros((), dtype=torch.float64)
 
 @dataclass(frozen=True)
 class Sums:
-    """Scalar tensors, each a sum over response tokens; what a part does not add up is 0.
+    """Scalar tensors, each a sum over response tokens; sums that a pass does not compute are 0.
 
-    A new figure is a field here, its value in :func:`roq_trainer.loss.mismatch` or
+    To add a metric, add a field here, its value in :func:`roq_trainer.loss.mismatch` or
     :func:`roq_trainer.step.update`, and its name in :func:`roq_trainer.metrics.step_row`.
 
     Attributes:
@@ -39,7 +39,7 @@ class Sums:
     clipped: torch.Tensor = _ZERO
 
     def stack(self) -> torch.Tensor:
-        """All of them, in the order of the fields: float64 [fields]."""
+        """All sums, in the order of the fields: float64 [fields]."""
         return torch.stack([value.double() for value in self._values()])
 
     def __add__(self, other: Sums) -> Sums:

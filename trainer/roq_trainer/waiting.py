@@ -1,4 +1,4 @@
-"""Waiting for a batch: never without saying for what, and never for ever."""
+"""Wait for a batch, log what is missing, and give up after the job's timeouts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Order", "Waiter", "describe"]
 
 log = logging.getLogger("roq.trainer")
 
-POLL_S = 1.0  # one sleep for a signal; taking again also drives the scheduler's stuck timeout
+POLL_S = 1.0  # one wait for a signal; taking again also drives the scheduler's stuck timeout
 ORDER_S = 10.0  # the other ranks hear from rank 0 at least this often
-LOOK_S = 5.0  # how often the run's status is looked at while waiting
+LOOK_S = 5.0  # how often the run's status is read while waiting
 LOG_S = 30.0  # how often it is logged
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What rank 0 tells the others to do next: train ``batch``, keep waiting, or leave."""
+    """The next action of all ranks: train ``batch``, keep waiting, or leave."""
 
     kind: Literal["train", "wait", "end", "stop"]
     batch: Batch | None = None
@@ -37,7 +37,7 @@ class _Source(Protocol):
 
 
 class Waiter:
-    """Takes batches on rank 0.
+    """Take batches, on rank 0.
 
     Args:
         sched: the run's scheduler. trainer: this start of the trainer. batch_size: groups of a batch.
@@ -66,10 +66,10 @@ class Waiter:
         self._picture: object = None
 
     def next(self, version: int, stopping: Callable[[], bool]) -> Order:
-        """The batch for the update of ``version``, or what else to do; returns within :data:`ORDER_S`.
+        """The batch for the update of ``version``, or another order; returns within :data:`ORDER_S`.
 
         Args:
-            version: updates this trainer's weights have had. stopping: whether to leave.
+            version: number of updates in this trainer's weights. stopping: returns True to leave.
 
         Raises:
             Stalled: waited for longer than the job's timeouts.
@@ -81,7 +81,7 @@ class Waiter:
             except RunEnded:
                 return Order("end")
             except ServerUnavailable:
-                if stopping():  # between two steps nothing is lost
+                if stopping():  # nothing is lost between two steps
                     return Order("stop")
                 raise
             if batch is not None:
@@ -95,7 +95,7 @@ class Waiter:
         return Order("stop")
 
     def started(self) -> None:
-        """The time spent training is no time spent waiting: call it before waiting again."""
+        """Restart the timeouts, so that they exclude training time; call it before waiting again."""
         self._restart()
 
     def _look(self, version: int) -> None:
@@ -119,7 +119,7 @@ class Waiter:
         if still >= self._training.progress_timeout_s:
             raise Stalled(
                 f"no progress for {still:.0f} s (trainer.progress_timeout_s), {text}{last}. "
-                "Look at the workers' logs; then start the trainer again: it resumes where it left off"
+                "Check the workers' logs; then start the trainer again: it resumes where it left off"
             )
         if now >= self._next_log:
             self._next_log = now + LOG_S
@@ -127,19 +127,19 @@ class Waiter:
 
 
 def describe(status: Status, version: int, batch_size: int) -> str:
-    """What batch ``version`` lacks: how full it is, and which slots are whose since when."""
+    """Describe what batch ``version`` still needs: how full it is, and who holds which slot for how long."""
     buffer = next((b for b in status.buffers if b.buffer == version), None)
     parts = [f"batch {version}"]
     if buffer is not None:
         parts[0] += (
-            f": {buffer.occupied} of {batch_size} groups done, {buffer.reserved} in the making, "
+            f": {buffer.occupied} of {batch_size} groups done, {buffer.reserved} unfinished, "
             f"{buffer.empty} slots empty ({buffer.state})"
         )
     for slot in status.waiting[:8]:
-        whose = ", ".join(slot.owners) or "nobody yet"
+        owners = ", ".join(slot.owners) or "no worker"
         pending = f", {slot.pending} trajectories waiting to be issued" if slot.pending else ""
         where = f"slot {slot.buffer}.{slot.slot} (group {slot.group})"
-        parts.append(f"{where} with {whose} for {slot.age_s:.0f} s{pending}")
+        parts.append(f"{where} with {owners} for {slot.age_s:.0f} s{pending}")
     if len(status.waiting) > 8:
         parts.append(f"and {len(status.waiting) - 8} more slots")
     live = sum(worker.lease_left_s > 0 for worker in status.workers)

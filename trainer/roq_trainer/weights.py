@@ -1,7 +1,7 @@
-"""Weights between the Hugging Face layout on disk and Megatron's shards, one parameter at a time.
+"""Convert weights between the Hugging Face layout and Megatron's shards, one parameter at a time.
 
 :func:`layout` lists every parameter of the model with its pipeline stage, how tensor parallelism
-splits it and which Hugging Face tensors it is packed from. Loading and exporting walk that list.
+splits it and which Hugging Face tensors it is packed from. Loading and exporting iterate over that list.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from roq_trainer.parallel import pipeline_group, tensor_group
 __all__ = ["MAX_FILE_BYTES", "Parameter", "durable_rename", "export", "layout", "load"]
 
 MAX_FILE_BYTES = 4 << 30
-"""Rank 0 keeps at most this much of an export in memory before it writes a file."""
+"""Rank 0 holds at most this much of an export in memory before it writes a file."""
 
 COPIED = (".json", ".txt", ".jinja", ".model", ".tiktoken")
-"""Files of the base model that every export carries: tokenizer, chat template, generation settings."""
+"""Files of the base model that every export includes: tokenizer, chat template, generation settings."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Parameter:
     """One parameter of the whole model.
 
     Attributes:
-        row: its names and shape; Megatron's name is that within its pipeline stage.
+        row: its names and shape; Megatron's name is relative to its pipeline stage.
         stage: the pipeline stage that holds it.
-        exported: False for the second copy of tied embeddings, which the last stage holds.
+        exported: False for the second copy of tied embeddings, on the last stage.
     """
 
     row: Row
@@ -48,7 +48,7 @@ class Parameter:
 
 
 def layout(shape: ModelShape, pipeline: int = 1) -> list[Parameter]:
-    """Every parameter, in the order in which they are exported."""
+    """Every parameter, in export order."""
     last, per_stage = pipeline - 1, shape.layers // pipeline
     table = (shape.vocab, shape.hidden)
     embedding = Row("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), table, 0)
@@ -69,7 +69,7 @@ def layout(shape: ModelShape, pipeline: int = 1) -> list[Parameter]:
 
 
 def pack(row: Row, parts: list[torch.Tensor], shape: ModelShape) -> torch.Tensor:
-    """Hugging Face tensors to Megatron's unsplit one.
+    """Pack Hugging Face tensors into Megatron's unsplit one.
 
     "qkv" is packed per key/value group, [groups, (heads / groups + 2) * head_dim, ...]: the query heads of
     a group, then its key, then its value.
@@ -114,7 +114,7 @@ def join(row: Row, shards: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _find(model: torch.nn.Module) -> Callable[[str], torch.nn.Parameter]:
-    """Look a parameter up by the local spec's name, also where Transformer Engine keeps it elsewhere."""
+    """A lookup of parameters by the local spec's names, which maps those that Transformer Engine renames."""
     by_name = {
         name.removeprefix("module.").removeprefix("module."): p for name, p in model.named_parameters()
     }
@@ -146,7 +146,7 @@ def load(model: torch.nn.Module, shape: ModelShape, folder: Path) -> None:
     """Fill this rank's shard from a Hugging Face folder.
 
     Raises:
-        ConfigError: a tensor is missing or has another shape than ``config.json`` says.
+        ConfigError: a tensor is missing, or its shape does not match ``config.json``.
     """
     tp_group, pp_group = tensor_group(), pipeline_group()
     read, find = _reader(folder), _find(model)
@@ -159,13 +159,13 @@ def load(model: torch.nn.Module, shape: ModelShape, folder: Path) -> None:
         except RuntimeError:
             full = torch.empty(0)
         if tuple(full.shape) != row.size:
-            raise ConfigError(f"model folder {folder}: the shape of {row.hf[0]} is not what config.json says")
-        # copy_, not assignment: the data-parallel wrapper's hooks hang on the existing tensor.
+            raise ConfigError(f"model folder {folder}: the shape of {row.hf[0]} does not match config.json")
+        # copy_, not assignment: the data-parallel wrapper has hooks on the existing tensor.
         find(row.name).copy_(split(row, full, tp_group.rank(), tp_group.size()))
 
 
 def _gather(model: torch.nn.Module, shape: ModelShape) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every Hugging Face tensor in turn, on rank 0; other ranks only take part. One replica does it."""
+    """Yield every Hugging Face tensor on rank 0. Collective over the ranks of one replica."""
     tp_group, pp_group = tensor_group(), pipeline_group()
     tp, stage = tp_group.rank(), pp_group.rank()
     find = _find(model)
@@ -185,7 +185,7 @@ def _gather(model: torch.nn.Module, shape: ModelShape) -> Iterator[tuple[str, to
                 full = join(row, shards)
         if tp != 0:
             continue
-        if parameter.stage != 0:  # the stage's first TP rank hands it to rank 0
+        if parameter.stage != 0:  # the stage's first TP rank sends it to rank 0
             if stage == parameter.stage:
                 assert full is not None
                 dist.send(full, dst=dist.get_global_rank(pp_group, 0), group=pp_group)
@@ -200,14 +200,14 @@ def _gather(model: torch.nn.Module, shape: ModelShape) -> Iterator[tuple[str, to
 
 @torch.no_grad()
 def export(model: torch.nn.Module, shape: ModelShape, source: Path, target: Path) -> None:
-    """Write the model as a Hugging Face folder; ``target`` exists only once it is complete and on disk.
+    """Write the model as a Hugging Face folder; ``target`` appears when it is complete and on disk.
 
-    Collective over all ranks; rank 0 writes. Its memory holds one parameter and what is not yet
-    written of the current file (:data:`MAX_FILE_BYTES`), never the whole model twice.
+    Collective over all ranks; rank 0 writes. It holds one parameter and the unwritten part of the current
+    file (:data:`MAX_FILE_BYTES`) in memory, never the whole model twice.
 
     Args:
         source: the folder whose ``config.json`` and tokenizer files are copied.
-        target: the new folder; one that is there, whose files were lost, is replaced.
+        target: the new folder; an existing, incomplete one is replaced.
     """
     if parallel_state.get_data_parallel_rank() == 0:
         tensors = _gather(model, shape)
@@ -238,7 +238,7 @@ def _write(tensors: Iterator[tuple[str, torch.Tensor]], source: Path, target: Pa
         files += 1
         part = temporary / f"part-{files}"
         save_file(held, part, metadata={"format": "pt"})
-        part.chmod(0o666 & ~_umask())  # safetensors makes it its owner's alone; workers may be other users
+        part.chmod(0o666 & ~_umask())  # safetensors makes it private; workers may run as other users
         weight_map.update(dict.fromkeys(held, files))
         held.clear()
         size = 0
@@ -274,7 +274,7 @@ def _write(tensors: Iterator[tuple[str, torch.Tensor]], source: Path, target: Pa
 
 
 def durable_rename(temporary: Path, target: Path) -> None:
-    """Sync every file below ``temporary``, then give it its final name; replaces an older ``target``."""
+    """Sync every file below ``temporary``, then rename it; replaces an older ``target``."""
     for folder, _, names in os.walk(temporary):
         for path in [*(Path(folder) / name for name in names), Path(folder)]:
             handle = os.open(path, os.O_RDONLY)

@@ -3,11 +3,11 @@
 Adding an architecture:
 
 1. Copy ``qwen3.py`` to a module of this folder and describe the architecture in its ``ARCHITECTURE``. It is
-   found there by its name in ``architectures`` of ``config.json``; nothing has to be registered.
+   found by its name in ``architectures`` of ``config.json``; no registration is needed.
 2. Read transformers' ``configuration_*.py`` and ``modeling_*.py``. Every key of ``config.json`` that changes
-   the computation is either read, or listed in ``accepted`` with the values that this trainer computes.
-   Where the key is left out, transformers' default counts: list it in ``defaults``.
-3. List every tensor of a layer once in ``layer``. ``blocks.py`` has what most dense models share.
+   the computation must be read, or listed in ``accepted`` with the values that this trainer supports.
+   List transformers' defaults for missing keys in ``defaults``.
+3. List every tensor of a layer once in ``layer``. ``blocks.py`` has the parts that most dense models share.
 4. Give Megatron's options in ``transformer`` (for ``TransformerConfig``) and ``gpt`` (for ``GPTModel``).
 5. Add the ``model_type`` to ``MODEL_TYPES`` in ``tests/trainer/trainer_support.py``. The tests then compare
    logits, gradients and exported weights with transformers'.
@@ -26,7 +26,7 @@ __all__ = ["Architecture", "ModelShape", "Row", "architectures"]
 
 @cache
 def architectures() -> dict[str, Architecture]:
-    """Every architecture of this folder, by its name in ``config.json``."""
+    """All architectures of this folder, by their names in ``config.json``."""
     modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
     found = [module.ARCHITECTURE for module in modules if hasattr(module, "ARCHITECTURE")]
     return {architecture.name: architecture for architecture in found}

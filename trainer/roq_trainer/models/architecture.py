@@ -1,4 +1,4 @@
-"""What an architecture declares, and the numbers of one model of it."""
+"""The declaration of an architecture, and the sizes of a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Row:
         name: Megatron's name, as in its local (not Transformer Engine) layers.
         hf: Hugging Face's names, in the order in which they are packed.
         size: shape of the packed tensor before tensor parallelism splits it.
-        split: the dimension that tensor parallelism splits; None where every rank holds the whole.
+        split: the dimension that tensor parallelism splits; None if every rank holds all of it.
         packing: "qkv" interleaves query, key and value heads by key/value group; "gate_up" is the gate
             followed by the up projection, each of which is split; None for a single tensor.
     """
@@ -33,16 +33,16 @@ class Row:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a model, as its ``config.json`` gives them.
+    """The sizes of a model, from its ``config.json``.
 
     Attributes:
-        architecture: what the model is.
-        config: all of ``config.json`` and the architecture's defaults, for what only some models have. The
-            rotary settings of old and new files are under ``rope_parameters.rope_theta`` and the like.
+        architecture: the kind of model.
+        config: all of ``config.json`` and the architecture's defaults, for settings of only some models. The
+            RoPE settings of old and new files have keys such as ``rope_parameters.rope_theta``.
         layers, hidden, ffn, vocab: depth, width, width of the MLP, rows of the embedding.
         heads, kv_heads, head_dim: query heads, key/value heads (groups), channels of one head.
-        tied: the output layer is the embedding.
-        max_positions: longest sequence the model was made for, in tokens.
+        tied: the output layer shares the embedding's weights.
+        max_positions: longest supported sequence, in tokens.
     """
 
     architecture: Architecture
@@ -69,9 +69,9 @@ class Architecture:
 
     Attributes:
         name: as in ``architectures`` of ``config.json``.
-        defaults: what transformers assumes for keys that ``config.json`` leaves out.
-        accepted: the values that the trainer computes, for each key where it does not compute all; of a
-            list, every item must be among them. A key that is in neither the file nor ``defaults`` passes.
+        defaults: transformers' defaults for keys missing from ``config.json``.
+        accepted: the supported values of each key that the trainer supports only partly; every item of a
+            list must be among them. A key that is in neither the file nor ``defaults`` passes.
         layer: the rows of one decoder layer.
         transformer, gpt: arguments of Megatron's ``TransformerConfig`` and ``GPTModel``.
     """

@@ -1,4 +1,4 @@
-"""What most dense decoder-only models share: RMSNorm, attention, gated SiLU MLP, rotary positions."""
+"""Parts of most dense decoder-only models: RMSNorm, attention, gated SiLU MLP, rotary positions."""
 
 from __future__ import annotations
 
