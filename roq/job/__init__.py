@@ -1,1 +1,1 @@
-"""A job before it runs: where it is stored, what can be found wrong with it, its prompts, its memory."""
+"""A job before it runs: storage in Redis, checks, prompts, memory estimate."""

@@ -1,6 +1,6 @@
-"""What can be found wrong with a job before anything is started or stored.
+"""Checks of a job before anything is started or stored.
 
-Every function raises :class:`ConfigError` with one sentence. None of them imports an engine.
+Every function raises :class:`ConfigError` on the first problem. None of them imports an engine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REWARD_IMPORT_S = 120.0
 
 
 def check_engines() -> None:
-    """Check that workers and trainer can be started here at all; nothing is imported."""
+    """Check that the packages of workers and trainer are installed, without importing them."""
     wanted = {"roq_worker": "worker", "vllm": "worker", "roq_trainer": "trainer", "megatron": "trainer"}
     missing = [name for name in wanted if importlib.util.find_spec(name) is None]
     if missing:
@@ -58,10 +58,10 @@ def check_job(job: Job, config_file: Path, *, engines_here: bool) -> None:
 
 
 def check_lengths(job: Job) -> None:
-    """Check that the trainer takes the longest sequences that the job allows.
+    """Check that the trainer accepts the longest sequences that the job allows.
 
     Raises:
-        ConfigError: prompt and response may be longer than ``trainer.max_seq_tokens`` together.
+        ConfigError: prompt + response may be longer than ``trainer.max_seq_tokens``.
     """
     longest = job.data.max_prompt_tokens + job.rollout.max_tokens
     if longest > job.trainer.max_seq_tokens:
@@ -72,7 +72,7 @@ def check_lengths(job: Job) -> None:
 
 
 def check_logging(logging: Logging) -> None:
-    """Check that the loggers asked for are installed here."""
+    """Check that the enabled loggers are installed."""
     wanted = {"tensorboard": logging.tensorboard, "wandb": logging.wandb is not None}
     for package, asked in wanted.items():
         if asked and importlib.util.find_spec(package) is None:
@@ -83,13 +83,13 @@ def check_logging(logging: Logging) -> None:
 
 
 def check_model(path: str, *, engines_here: bool, max_model_len: int) -> None:
-    """Check that a model folder holds a configuration, whole weights and a tokenizer that suit the job.
+    """Check that a model folder has a suitable configuration, complete weights and a tokenizer.
 
-    A name on the Hugging Face hub passes: the engines fetch it.
+    A name on the Hugging Face hub passes: the engines download it.
 
     Args:
         path: the folder. engines_here: vLLM will run on this machine, so it must support the head size.
-        max_model_len: longest prompt + response, in tokens; the model must have as many positions.
+        max_model_len: longest prompt + response, in tokens; the model must have at least as many positions.
     """
     if is_hub_name(path):
         return
@@ -97,7 +97,7 @@ def check_model(path: str, *, engines_here: bool, max_model_len: int) -> None:
     config = read_json(folder / "config.json")
     check_weights(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ConfigError(f"{folder}: the model folder has no tokenizer; save one beside the weights")
+        raise ConfigError(f"{folder}: the model folder has no tokenizer; save one next to the weights")
     text = config.get("text_config", config)
     if not isinstance(text, dict):
         raise ConfigError(f"{folder / 'config.json'}: text_config must be an object")
@@ -136,10 +136,10 @@ def _check_head_size(folder: Path, text: dict[str, Any]) -> None:
 
 
 def process_environment(config_file: Path) -> dict[str, str]:
-    """The environment of workers and trainer: this one, with modules beside the job file importable."""
-    beside = str(config_file.resolve().parent)
+    """The environment of workers and trainer: this one, plus modules next to the job file."""
+    folder = str(config_file.resolve().parent)
     parts = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*parts, beside]), "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*parts, folder]), "PYTHONUNBUFFERED": "1"}
 
 
 _TRY_IMPORT = """\
@@ -155,7 +155,7 @@ except RoqError as error:
 
 
 def check_function(setting: str, function: str, config_file: Path) -> None:
-    """Check that a user's function can be imported, in a process of its own as the worker will."""
+    """Check in a separate process, as workers use, that a user's function can be imported."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _TRY_IMPORT, function, setting],
@@ -173,7 +173,6 @@ def check_function(setting: str, function: str, config_file: Path) -> None:
             f"{setting} = {function!r}: importing it took more than {REWARD_IMPORT_S:.0f} s"
         ) from None
     if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-        raise ConfigError(
-            said[-1] if said[-1].startswith(setting) else f"{setting} = {function!r}: {said[-1]}"
-        )
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        error = lines[-1] if lines else f"exit code {done.returncode}"
+        raise ConfigError(error if error.startswith(setting) else f"{setting} = {function!r}: {error}")

@@ -1,4 +1,4 @@
-"""How much memory a run needs in Redis. Measured: tests/job/test_memory.py, docs/operations.md."""
+"""Estimate the memory of a run in Redis. Measured in tests/job/test_memory.py and docs/operations.md."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ _EVENT = 100  # bytes of an event in the stream
 
 
 def trajectory_bytes(prompt: int, response: int) -> int:
-    """Memory of one finished trajectory, its share of the group's record and of all indexes included.
+    """Bytes of one finished trajectory, including its share of the group's record and the indexes.
 
-    The data itself is ``4 * prompt + 8 * response + 100`` bytes: int32 ids, and for the response float32
-    log-probs. The allocator rounds large values up, on Redis by up to 15%; records and indexes take about
-    1.3 kB.
+    The data is ``4 * prompt + 8 * response + 100`` bytes: int32 ids, and float32 log-probs of the response.
+    The allocator rounds large values up, in Redis by up to 15%; records and indexes take about 1.3 kB.
 
     Args:
         prompt, response: their lengths in tokens.
@@ -23,17 +22,17 @@ def trajectory_bytes(prompt: int, response: int) -> int:
 
 
 def trajectories_kept(config: RunConfig, checkpoint_every: int) -> int:
-    """The most trajectories there at once: η + 1 buffers, and the batches that no checkpoint covers yet."""
+    """The most trajectories at one time: η + 1 buffers, and the batches not yet covered by a checkpoint."""
     window = (config.eta + 1) * config.slots * config.candidates
     batches = min(checkpoint_every, config.total_steps or checkpoint_every)
     return window + batches * config.batch_size * config.group_size
 
 
 def run_bytes(job: Job, prompt: int | None = None, response: int | None = None) -> int:
-    """The most memory that a run takes, if all responses are of this length.
+    """The most bytes that a run takes if all responses have this length.
 
     Args:
-        job: the run. prompt, response: lengths in tokens; None stands for the longest that the job allows.
+        job: the run. prompt, response: lengths in tokens; None: the longest that the job allows.
     """
     each = trajectory_bytes(
         job.data.max_prompt_tokens if prompt is None else prompt,

@@ -1,4 +1,4 @@
-"""Where ``[model] path`` leads: to a folder here, or to a model on the Hugging Face hub."""
+"""Resolve ``[model] path``: a local folder, or a model on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from roq.text import one_line
 __all__ = ["find_model", "is_hub_name"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-# What workers and trainer read of a model; the same on both, so that a host downloads it once.
+# Files that workers and trainer read; the same for both, so a host downloads them once.
 _WANTED = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.py"]
 _UNWANTED = ["original/*", "consolidated*"]  # the same weights in another layout
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether this is a name on the hub, ``owner/model``, and nothing on this host.
+    """Return True for a name on the hub, ``owner/model``, and False for a local folder.
 
     Raises:
-        ConfigError: it is neither, nor a folder here.
+        ConfigError: it is neither.
     """
     if Path(path).is_dir():
         return False
     if _HUB_NAME.fullmatch(path) and not Path(path).exists():
         return True
     raise ConfigError(
-        f"model.path = {path!r}: there is no such folder; name a folder with a model, or one on the Hugging "
+        f"model.path = {path!r}: there is no such folder; set a model folder, or a name on the Hugging "
         "Face hub (owner/model)"
     )
 
@@ -37,7 +37,7 @@ def find_model(path: str) -> Path:
     """The local folder of a model: ``path`` itself, or the download of its hub name.
 
     Raises:
-        ConfigError: there is no such folder, and no such model can be downloaded.
+        ConfigError: there is no such folder, and the model cannot be downloaded.
     """
     if not is_hub_name(path):
         return Path(path)

@@ -1,5 +1,4 @@
-"""A job's place in Redis: the whole configuration lives with the run, so that a worker or a trainer
-needs only the server's URL and the run's name."""
+"""Store a job in Redis and read it back: workers and the trainer need only the URL and the run's name."""
 
 from __future__ import annotations
 
@@ -29,16 +28,16 @@ def _settings(job: Job, prompts: Prompts) -> dict[str, str]:
     }
     settings["data.length"] = str(len(prompts))
     settings["data.digest"] = prompts.digest
-    # Where the server is found differs between hosts, so it is no part of the run.
+    # The server's address differs between hosts, so it is not part of the run.
     return {name: value for name, value in settings.items() if not name.startswith("redis.")}
 
 
 def create_run(sched: Scheduler, job: Job, prompts: Prompts | None = None) -> bool:
-    """Create the run of a job, or confirm that it exists with this very job; True when it is new.
+    """Create the run of a job, or confirm that it exists with the same job; returns True if it is new.
 
     Raises:
         ConfigError: the prompts cannot be loaded.
-        ConfigMismatch: the run exists with another job; the differing keys are named.
+        ConfigMismatch: the run exists with another job; the message names the differing keys.
     """
     prompts = prompts or load_prompts(job.data)
     protocol = job.protocol

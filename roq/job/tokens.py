@@ -1,4 +1,4 @@
-"""From a prompt's text to token ids: the same for the checks before a run and on every worker."""
+"""Tokenize prompts, identically in the checks before a run and on every worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def encode(tokenizer: Any, text: str, data: Data) -> list[int]:
         return list(tokenizer.encode(text))
     turn = [{"role": "user", "content": text}]
     rendered = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-    # The template writes the special tokens itself.
+    # The template adds the special tokens.
     return list(tokenizer.encode(rendered, add_special_tokens=False))
 
 
@@ -37,12 +37,12 @@ def check_prompts(
     budget_s: float = float("inf"),
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Check that every prompt fits, the longest texts first.
+    """Check the length of every prompt, the longest texts first.
 
     Args:
-        prompts: the run's. tokenizer: the model's (transformers). data: the job's.
-        budget_s: after this time the shorter texts are left to the workers.
-        say: gets a line when the check takes long, or ends early.
+        tokenizer: the model's (transformers). data: the job's.
+        budget_s: after this time, the rest is left to the workers.
+        say: gets a line when the check takes long or ends early.
 
     Raises:
         ConfigError: a prompt has more than ``data.max_prompt_tokens`` tokens or none, or the tokenizer
@@ -71,18 +71,18 @@ def check_prompts(
 
 
 def _unclear(prompts: Prompts, data: Data) -> list[tuple[int, str]]:
-    """Number (from 1) and text of the prompts that must be tokenised, those with the most bytes first."""
+    """Number (from 1) and text of the prompts that must be tokenized, those with the most bytes first."""
     texts = [(number, item["prompt"]) for number, item in enumerate(prompts, 1)]
     if not data.chat:
-        # A token stands for at least a byte, so most prompts are short enough at a glance.
+        # A token has at least one byte, so most prompts are short enough without tokenizing them.
         texts = [one for one in texts if not 0 < len(one[1].encode()) <= data.max_prompt_tokens - 2]
     return sorted(texts, key=lambda one: -len(one[1].encode()))
 
 
 def check_prompts_here(job: Job, prompts: Prompts, say: Callable[[str], None]) -> None:
-    """Check prompt lengths before a run is created, as far as this machine can.
+    """Check prompt lengths before a run is created.
 
-    Says so when it cannot: there is no tokenizer library, or the hub is not reached. Workers check again.
+    Without a tokenizer library or access to the hub, reports that workers will check. Workers always do.
 
     Raises:
         ConfigError: as :func:`check_prompts`, or the tokenizer in the model's folder cannot be loaded.

@@ -1,1 +1,1 @@
-"""What the Lua library is, seen from Python: its source, functions, keys, and the invariants of a run."""
+"""The Lua library from Python: its source, functions, keys, and the invariants of a run."""

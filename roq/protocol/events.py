@@ -1,4 +1,4 @@
-"""The events of the library and their fields, as lua/lib/events.lua declares them."""
+"""The events of the library and their fields, read from lua/lib/events.lua."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Field(msgspec.Struct, frozen=True):
 
 
 def _declared() -> tuple[dict[str, dict[str, Field]], dict[str, str]]:
-    """Event -> field -> what it holds, in the order in which fields are written; event -> what happened."""
+    """Event -> its fields in the order they are written; event -> its meaning."""
     source = lua_text("lib/events.lua")
     named = re.findall(r"^local (\w+) =\s*\{(.*?)\}$", source, _WHOLE)
     blocks = {name: _fields(body) for name, body in named}

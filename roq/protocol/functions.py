@@ -1,7 +1,7 @@
-"""The functions of the library and who may call them, declared once for both clients and the ACL rules.
+"""The functions of the library and the roles that may call them, for both clients and the ACL rules.
 
-A function's arguments are declared in its Lua file; tests/protocol/test_contract.py holds the client's calls
-to them.
+A function's arguments are declared in its Lua file; tests/protocol/test_contract.py compares the client's
+calls with them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import msgspec
 __all__ = ["FUNCTIONS", "KEEPERS", "ROLES", "Function", "role_functions", "roles_for"]
 
 ROLES = ("admin", "worker", "trainer", "operator", "board", "owner")
-"""Who calls functions, one server user each (``roq acl``).
+"""Roles, one server user each (``roq acl``).
 
 admin creates runs, loads the library, backs up and restores; worker and trainer are the two processes;
-operator steers a run by hand; board only reads (status, watch, board, metrics, doctor). owner may do all of
-this: for ``roq up``, which starts every process under one user, on a server that others use too.
+operator controls a run by hand; board only reads (status, watch, board, metrics, doctor). owner may call
+everything: for ``roq up``, which starts every process under one user, on a shared server.
 """
 
 KEEPERS = ("admin", "owner")
@@ -27,8 +27,8 @@ class Function(msgspec.Struct, frozen=True):
 
     Attributes:
         name: without the prefix ``roq_``.
-        roles: who may call it, besides owner, who may call everything.
-        once: it takes a request identity first, so that a retry has one effect.
+        roles: may call it, in addition to owner.
+        once: its first argument is a request identity, so a retry has one effect.
         reads: it writes nothing.
     """
 

@@ -1,6 +1,6 @@
 """The invariants of a run, checked on one consistent snapshot of its keys (``roq_verify``).
 
-The numbers are those of docs/protocol.md.
+The numbers are those in docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def broken_invariants(reply: Sequence[Any]) -> list[str]:
 
 
 def problems(run: Snapshot) -> list[str]:
-    """As :func:`broken_invariants`, for a snapshot that is parsed."""
+    """As :func:`broken_invariants`, for a parsed snapshot."""
     if not run.config:
         return ["there is no such run on this server"]
     checks = (_slots, _layout, _versions, _batches, _ledger, _claims, _leftovers)
@@ -28,7 +28,7 @@ def problems(run: Snapshot) -> list[str]:
 
 
 def _slots(run: Snapshot) -> Iterator[str]:
-    """1 and 2: a live group is in exactly one slot, a filled slot names one live group, in legal buffers."""
+    """1 and 2: a live group is in exactly one slot of a legal buffer; a filled slot has one live group."""
     eta, frontier = int(run.config["eta"]), run.number("frontier")
     from_slots = run.slots
     from_index = {
@@ -65,7 +65,7 @@ def _slots(run: Snapshot) -> Iterator[str]:
 
 
 def _layout(run: Snapshot) -> Iterator[str]:
-    """3: Occupied, then Empty, then Reserved; and no Empty slot of a buffer in need before an Occupied."""
+    """3: Occupied, then Empty, then Reserved; no Occupied group is later than an Empty slot that needs it."""
     size, need = int(run.config["buffer_slots"]), int(run.config["batch_size"])
     window = range(run.number("frontier"), run.number("version") + int(run.config["eta"]) + 1)
     hungry: int | None = None
@@ -153,7 +153,7 @@ def _ledger(run: Snapshot) -> Iterator[str]:
 
 
 def _claims(run: Snapshot) -> Iterator[str]:
-    """7: claims, leases and waiting members agree with the groups' records; tokens are distinct."""
+    """7: claims, leases and waiting members match the groups' records; tokens are distinct."""
     claims: set[tuple[str, ...]] = set()
     pending: set[str] = set()
     tokens: Counter[int] = Counter()
@@ -166,7 +166,7 @@ def _claims(run: Snapshot) -> Iterator[str]:
         if "judgement" in record:
             parts[0] = record["judgement"]
         elif sum(m["state"] == "complete" for m in parts.values()) >= int(run.config["group_size"]):
-            yield f"group {group} has all its members but is not placed, and nobody is to post-process it"
+            yield f"group {group} is complete but neither placed nor being post-processed"
         for m, member in parts.items():
             name = f"{group}.{m}"
             if member["token"]:
@@ -181,9 +181,9 @@ def _claims(run: Snapshot) -> Iterator[str]:
         yield f"waiting members and records differ: {sorted(pending ^ run.pending)}"
     for token, count in tokens.items():
         if count > 1:
-            yield f"token {token} was given {count} times"
+            yield f"token {token} was issued {count} times"
         if token >= run.number("next_token"):
-            yield f"token {token} was never given"
+            yield f"token {token} was never issued"
     for worker, name in run.claims:
         if worker not in run.heartbeats:
             yield f"{name} is claimed by {worker}, which has no lease"

@@ -1,10 +1,10 @@
-"""The keys of a run and their types, in the order in which every function of the library takes them."""
+"""The keys of a run and their types, in the order in which every library function takes them."""
 
 from __future__ import annotations
 
 __all__ = ["KINDS", "NAMES", "keys_of"]
 
-# lua/lib/context.lua says what each holds; tests/protocol/test_contract.py holds the two lists together.
+# lua/lib/context.lua documents each; tests/protocol/test_contract.py compares the two lists.
 KINDS = {
     "config": "hash",
     "state": "hash",
@@ -37,5 +37,5 @@ NAMES = tuple(KINDS)
 
 
 def keys_of(run: str) -> dict[str, str]:
-    """Key names of a run by what they hold; the braces keep them in one slot of a Redis Cluster."""
+    """Kind -> key of a run; the braces keep all keys in one slot of a Redis Cluster."""
     return {name: f"roq:{{{run}}}:{name}" for name in NAMES}

@@ -1,4 +1,4 @@
-"""The server-side library: its source, put together from ``lua/``, and its version."""
+"""The server-side library: its source, assembled from ``lua/``, and its version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 __all__ = ["NAME", "REVISION", "load_order", "lua_text", "older_than_ours", "source", "version"]
 
 NAME = "roq"
-REVISION = 2  # raise it with every change that an older client, or an existing run, could not live with
+REVISION = 2  # raise it with every change that breaks older clients or existing runs
 
 
 def _folder() -> Path:
@@ -39,7 +39,7 @@ def _body() -> str:
 
 
 def load_order(modules: Mapping[str, str]) -> list[str]:
-    """The files of ``lua/lib``, each after those it uses (``slots.move``).
+    """The names of the files in ``lua/lib``, each after those it uses (``slots.move``).
 
     Raises:
         graphlib.CycleError: two of them use each other.
@@ -67,7 +67,7 @@ def source() -> str:
 
 
 def older_than_ours(loaded: str) -> bool | None:
-    """Whether a loaded version should be replaced: True older or different, False newer, None the same."""
+    """Compare a loaded version: True if older or different (replace it), False if newer, None if equal."""
     if loaded == version():
         return None
     return int(loaded.split(maxsplit=1)[0]) <= REVISION

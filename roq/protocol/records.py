@@ -1,4 +1,4 @@
-"""The record of a group, as lua/lib/groups.lua keeps it."""
+"""The record of a group, as stored by lua/lib/groups.lua."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ __all__ = ["GroupRecord", "MemberRecord"]
 
 
 class GroupRecord(msgspec.Struct):
-    """A group's record as the library keeps it (lua/lib/groups.lua)."""
-
     group: int
     ordinal: int
     v: int

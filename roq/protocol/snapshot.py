@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["AGES", "SPAN", "Snapshot"]
 
-# How places are packed into scores; tests/protocol/test_contract.py holds them to lua/lib/slots.lua.
+# Factors that pack places into scores; tests/protocol/test_contract.py compares them with lua/lib/slots.lua.
 SPAN = 1_000_000
 AGES = 1_000
 

@@ -1,19 +1,19 @@
-"""Where published weights are kept: a folder that the trainer and all workers see, or an object store.
+"""Storage of published weights: a folder shared by the trainer and all workers, or an object store.
 
-``[run] weights`` names it: nothing (``weights`` in the run's folder), another folder, or an fsspec URL such
-as ``s3://bucket/prefix`` or ``gs://…``. A version has a location, which is what ``publish`` tells workers.
+``[run] weights`` selects it: unset (``weights`` in the run's folder), another folder, or an fsspec URL such
+as ``s3://bucket/prefix`` or ``gs://…``. ``publish`` announces the location of a version to workers.
 
-Every export has a name of its own, such as ``v00000007-3f9c21ab``, which ends its location: after Redis lost
-its last moments, or in a run created again, version 7 is other weights, under another name. So whoever has a
-copy by that name has these weights. Files under a location are written again only when they were lost.
+Every export has a unique name, such as ``v00000007-3f9c21ab``, the last part of its location. If Redis lost
+its last writes, or the run was created again, version 7 has other weights under another name, so a copy with
+the same name has the same weights. Files at a location are written again only if they were lost.
 
-A version in a folder exists once its folder has its final name. An object store renames nothing: there a
-version exists once its manifest does, which is written last and holds every file's size and digest. A
-reader starts from the manifest and keeps nothing that does not agree with it.
+A version in a folder exists once its folder has its final name. An object store cannot rename: there a
+version exists once its manifest does, which is written last and has every file's size and digest. A reader
+starts from the manifest and discards everything that does not match it.
 
-Credentials never stand in the job: fsspec's drivers take them from the environment, from their own files
-or from the host's role (FSSPEC_S3_KEY, AWS_PROFILE, …). Timeouts and retries of single requests are the
-driver's; what is done here is retried as a whole.
+Credentials are never part of the job: fsspec's drivers read them from the environment, from their own files
+or from the host's role (FSSPEC_S3_KEY, AWS_PROFILE, …). The driver handles timeouts and retries of single
+requests; roq retries whole operations.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Weights over a process group: the sender is rank 0, the ranks of one engine are the others.
+"""Broadcast weights over a process group: rank 0 is the sender, the others are the ranks of one engine.
 
-Each engine has a group of its own with the sender: workers come and go, and one that dies takes no other
-along. Several tensors share one buffer. What is said before and after is in messages.py.
+Each engine has a separate group with the sender: workers come and go, and a dying one affects no other.
+Several tensors share one buffer. The messages before and after are in messages.py.
 
-Needs torch, which the rest of ``roq`` does not.
+Needs torch, unlike the rest of ``roq``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from roq.weights.messages import Offer, Tensor
 
 __all__ = ["DTYPES", "Group", "buckets", "check", "receive", "send"]
 
-MEET = timedelta(seconds=10)  # for the others of a group to come: an engine stands still meanwhile
+MEET = timedelta(seconds=10)  # to join a group, while the engine is paused
 BUFFER = timedelta(seconds=60)  # for one buffer
-_ALIGNED = 16  # bytes: a tensor in a buffer is viewed as its own type
+_ALIGNED = 16  # bytes, so that a tensor in a buffer can be viewed as its type
 
 _WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
@@ -44,19 +44,19 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""The types that are sent, by the names that safetensors gives them."""
+"""The supported types, by their safetensors names."""
 
 
 class Group:
     """The sender (rank 0) and the ranks of one engine.
 
-    By gloo it is made when all have come, :data:`MEET` at most, and a peer that dies is noticed at once.
-    By NCCL the first broadcast brings them together, and a dead peer is noticed after :data:`BUFFER`.
+    With gloo, the constructor waits for all ranks, at most :data:`MEET`, and a dead peer is noticed at once.
+    With NCCL, the first broadcast connects them, and a dead peer is noticed after :data:`BUFFER`.
 
     Args:
-        backend, port, name: as the :class:`Meeting` in messages.py says. host: the sender's, where they meet.
+        backend, port, name: see :class:`roq.weights.messages.Meeting`. host: the sender's.
         rank: 0 is the sender. size: of the group.
-        address: of this host on the network that leads to the other, for gloo.
+        address: of this host on the network of the others, for gloo.
     """
 
     def __init__(
@@ -76,32 +76,32 @@ class Group:
         self._backend = backend
 
     def broadcast(self, buffer: torch.Tensor) -> None:
-        """From rank 0 to all others; ``buffer`` may be used again when this returns.
+        """Broadcast from rank 0 to all others; ``buffer`` may be reused when this returns.
 
         Raises:
-            RuntimeError: a peer died, or did not come within :data:`BUFFER`.
+            RuntimeError: a peer died, or did not join within :data:`BUFFER`.
         """
         self._group.broadcast(buffer, 0).wait()
         _synchronize(buffer.device)
 
     def close(self) -> None:
-        """Leave; those who wait in the group fail."""
+        """Leave the group; ranks that wait in it fail."""
         if self._backend == "nccl":
             self._group.abort()
         self._group = None
 
 
 def _rendezvous(host: str, port: int) -> Any:
-    """Torch bounds the answers of its store, but not the first greeting: a frozen host never gives it.
+    """Connect to the sender's store within :data:`MEET`.
 
-    Nor does a name server that is away, which it asks for the names of addresses.
+    Torch's timeout covers neither the handshake, which a frozen host never finishes, nor its name lookups.
     """
     made: Future[Any] = Future()
 
     def connect() -> None:
         try:
             made.set_result(TCPStore(host, port, is_master=False, timeout=MEET))
-        except Exception as error:  # noqa: BLE001 - raised by who waits
+        except Exception as error:  # noqa: BLE001 - raised below
             made.set_exception(error)
 
     threading.Thread(target=connect, name="rendezvous", daemon=True).start()
@@ -112,12 +112,12 @@ def _rendezvous(host: str, port: int) -> Any:
 
 
 def _nccl(store: Any, rank: int, size: int) -> Any:
-    """By default torch ends a process whose peer is dead; here waiting for it raises."""
+    """An NCCL group that raises when a peer is dead; by default torch ends the process."""
     kind: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined]
     options = kind.Options()
     options._timeout = BUFFER
     before = os.environ.get(_WAIT)
-    os.environ[_WAIT] = "1"  # read when a group is made; those of vLLM itself keep the default
+    os.environ[_WAIT] = "1"  # read when a group is created; vLLM's groups keep the default
     try:
         return kind(store, rank, size, options)
     finally:
@@ -141,10 +141,10 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def check(tensor: Tensor) -> None:
-    """Refuse a tensor that cannot be sent.
+    """Check that a tensor can be sent.
 
     Raises:
-        TransferFailed: it is of an unusual type.
+        TransferFailed: its type is not supported.
     """
     _dtype(tensor)
 
@@ -152,7 +152,7 @@ def check(tensor: Tensor) -> None:
 def buckets(tensors: Iterable[Tensor], limit: int) -> Iterator[list[tuple[Tensor, int]]]:
     """Consecutive tensors that share a buffer of at most ``limit`` bytes, each with its offset in it.
 
-    A larger tensor goes alone. The same on every rank.
+    A larger tensor gets a separate buffer. The result is the same on every rank.
     """
     bucket: list[tuple[Tensor, int]] = []
     size = 0
@@ -185,13 +185,13 @@ def _pack(source: Mapping[str, torch.Tensor], offer: Offer, device: torch.device
 
 
 def send(group: Group, source: Mapping[str, torch.Tensor], offer: Offer, device: torch.device) -> None:
-    """Broadcast what was offered."""
+    """Broadcast the offered tensors."""
     for buffer in _ahead(_pack(source, offer, device)):
         group.broadcast(buffer)
 
 
 def receive(group: Group, offer: Offer, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-    """What :func:`send` sends, for use on the current stream. Every buffer is a new one."""
+    """Receive what :func:`send` sends, for use on the current stream. Every buffer is a new one."""
 
     def buffers() -> Iterator[tuple[list[tuple[Tensor, int]], torch.Tensor]]:
         for bucket in buckets(offer.tensors, offer.bucket):
@@ -201,13 +201,13 @@ def receive(group: Group, offer: Offer, device: torch.device) -> Iterator[tuple[
 
     for bucket, buffer in _ahead(buffers()):
         if buffer.is_cuda:
-            # Made on another thread's stream: not to be reused before this one is done with it.
+            # Created on another thread's stream: do not reuse it before the current stream is done with it.
             buffer.record_stream(torch.cuda.current_stream(device))
         yield from ((tensor.name, _part(buffer, tensor, offset)) for tensor, offset in bucket)
 
 
 def _ahead(items: Iterator[T]) -> Iterator[T]:
-    """``items``, each made in another thread while the one before it is in use."""
+    """``items``, each produced in another thread while the previous one is in use."""
     with ThreadPoolExecutor(1, thread_name_prefix="transfer") as pool:
         following = pool.submit(next, items, None)
         while (item := following.result()) is not None:

@@ -1,4 +1,4 @@
-"""Weights in a folder that the trainer and all workers see."""
+"""Weights in a folder shared by the trainer and all workers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ OWNER = "roq-run"  # the name of the run that a store belongs to
 
 
 class FolderStore:
-    """Versions as folders in ``local``, on a disk that the trainer and all workers see under this path."""
+    """Versions as folders in ``local``, a path shared by the trainer and all workers."""
 
     def __init__(self, local: Path) -> None:
         self.local = local
 
     def new(self, version: int) -> str:
-        """A location for an export of a version, another one each time; nothing is there yet."""
+        """A new, unused location for an export of a version."""
         return str(self.local / new_name(version))
 
     def folder(self, location: str) -> Path:
-        """The folder that is exported to; it appears under this name when it is complete.
+        """The folder to export to; it appears under this name when it is complete.
 
         Raises:
             StoreFailed: the location is not in this store.
@@ -37,7 +37,7 @@ class FolderStore:
         return self.local / name_in(str(self.local), location)
 
     def put(self, location: str) -> None:
-        """Store what is in :meth:`folder`, which is where it stays.
+        """Store the export in :meth:`folder`, where it stays.
 
         Raises:
             StoreFailed: the location is not in this store.
@@ -45,7 +45,7 @@ class FolderStore:
         self.folder(location)
 
     def is_whole(self, location: str) -> bool:
-        """Whether all files of a version are there, in full length.
+        """Return True if all files of a version exist with their full length.
 
         Raises:
             StoreFailed: the location is not in this store.
@@ -58,20 +58,20 @@ class FolderStore:
         return True
 
     def stored(self) -> dict[str, int]:
-        """Where versions are, whole or not, and which; of one version there may be several.
+        """Location -> version of all exports, complete or not; a version may have several.
 
-        Only what has a name as :meth:`new` gives it: others are people's own copies.
+        Only names that :meth:`new` creates count: others are users' copies.
         """
         names = [path.name for path in self.local.iterdir()] if self.local.is_dir() else []
         return {str(self.local / name): v for name in names if (v := version_of(name)) is not None}
 
     def discard(self, location: str) -> None:
-        """Delete a version; a location outside this store is left alone."""
+        """Delete a version; a location outside this store is ignored."""
         if is_in(str(self.local), location):
             shutil.rmtree(location, ignore_errors=True)
 
     def clean(self) -> None:
-        """Delete what a trainer left that died while it wrote."""
+        """Delete the leftovers of a trainer that died during an export."""
         for left in self.local.glob(".tmp-*"):
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left, ignore_errors=True)
@@ -82,7 +82,7 @@ class FolderStore:
         """Write, read back and delete a small file.
 
         Raises:
-            StoreFailed: that does not work here.
+            StoreFailed: the folder is not writable.
         """
         probe = self.local / f".probe-{secrets.token_hex(4)}"
         try:
@@ -90,14 +90,14 @@ class FolderStore:
             probe.write_bytes(b"roq")
             probe.unlink()
         except OSError as error:
-            raise StoreFailed(f"{self.local}: weights cannot be written here: {error}") from None
+            raise StoreFailed(f"{self.local}: cannot write weights: {error}") from None
 
     def claim(self, run: str) -> None:
-        """Note that this store is a run's: another one would take its weights for leftovers.
+        """Record that this store belongs to a run: another run would delete its weights as leftovers.
 
         Raises:
-            ConfigError: it is another run's.
-            StoreFailed: it cannot be written.
+            ConfigError: it belongs to another run.
+            StoreFailed: the folder is not writable.
         """
         owner = self.local / OWNER
         try:
@@ -106,24 +106,20 @@ class FolderStore:
                 file.write(run)
             check_owner(str(self.local), owner.read_text(encoding="utf-8"), run)
         except OSError as error:
-            raise StoreFailed(f"{self.local}: weights cannot be written here: {error}") from None
+            raise StoreFailed(f"{self.local}: cannot write weights: {error}") from None
 
 
 def check_owner(store: str, owner: str, run: str) -> None:
-    """Refuse a store that is another run's.
-
-    Raises:
-        ConfigError: it is.
-    """
+    """Raise ConfigError if the store belongs to another run."""
     if owner != run:
         raise ConfigError(
-            f"run.weights: {store} holds the weights of run {owner!r}; give each run a place of its own "
-            f"(or delete {OWNER} there, if that run is over and its weights may go)"
+            f"run.weights: {store} has the weights of run {owner!r}; use a separate location for each run "
+            f"(or delete {OWNER} there, if that run is over and its weights may be deleted)"
         )
 
 
 def new_name(version: int) -> str:
-    """A name for an export of a version that no other export has."""
+    """A unique name for an export of a version."""
     return f"v{version:08d}-{secrets.token_hex(4)}"
 
 
@@ -134,20 +130,20 @@ def version_of(name: str) -> int | None:
 
 
 def is_in(store: str, location: str) -> bool:
-    """Whether a location is one of a version in this store."""
+    """Return True if a location is that of a version in this store."""
     parent, _, name = location.rpartition("/")
     return parent == store and _VERSION.fullmatch(name) is not None
 
 
 def name_in(store: str, location: str) -> str:
-    """The name under which this store has what is at ``location``.
+    """The name of the export at ``location``.
 
     Raises:
-        StoreFailed: it is elsewhere.
+        StoreFailed: the location is not in this store.
     """
     if not is_in(store, location):
         raise StoreFailed(
-            f"{location} is not in {store}, where this job keeps its weights, and is left alone; "
-            "begin a new run, with [model] path set to weights that are whole"
+            f"{location} is not in this job's weights store {store}; "
+            "start a new run, with [model] path set to complete weights"
         )
     return location.rpartition("/")[2]

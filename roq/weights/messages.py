@@ -1,10 +1,10 @@
-"""What the trainer's sender and a worker tell each other about weights, before and after they are broadcast.
+"""The messages between the trainer's sender and a worker, before and after a broadcast of weights.
 
-Over a connection, line by line as JSON, a worker says hello and is told where to meet (broadcast.py); for
-every version it asks, is offered the list of tensors, and says go; then the tensors are broadcast.
+Each message is a line of JSON. A worker sends Hello and gets the rendezvous (broadcast.py). For every version
+it sends Ask, gets the offered tensors and sends Go; then the tensors are broadcast.
 
-Trust the network between them: whoever knows the address (it is in Redis) can read the weights, and neither
-the rendezvous nor the broadcast is encrypted.
+The network must be trusted: anyone who knows the address, which is in Redis, can read the weights, and
+neither the rendezvous nor the broadcast is encrypted.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = [
     "split_address",
 ]
 
-BUCKET_BYTES = 64 << 20  # what a sender puts together at most; two are under way
+BUCKET_BYTES = 64 << 20  # size limit of a buffer; two are in flight
 LINE_BYTES = 64 << 20  # the offer of a model with a million tensors
-SILENT_S = 20  # a host that does not acknowledge for so long has vanished
+SILENT_S = 20  # a host that does not acknowledge for this long is gone
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Worker: who knows the secret may come in; ``ranks`` is the number of its engine's ranks."""
+    """Worker: authenticate with the secret; ``ranks`` is the number of its engine's ranks."""
 
     secret: str
     ranks: int
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """Sender: meet as ``name`` at the rendezvous on ``port``, by ``backend``."""
+    """Sender: join the group ``name`` at the rendezvous on ``port``, with ``backend``."""
 
     backend: str = ""
     port: int = 0
@@ -54,7 +54,7 @@ class Meeting(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Worker: what is in the folder ``name``, the last part of a version's location?"""
+    """Worker: request the version in the folder ``name``, the last part of its location."""
 
     name: str
 
@@ -68,9 +68,9 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """Sender: the tensors that will come, in this order, put together up to ``bucket`` bytes.
+    """Sender: the tensors to be sent, in this order, in buffers of at most ``bucket`` bytes.
 
-    ``queued``: it is not this worker's turn yet; another offer follows.
+    ``queued``: the worker must wait for its turn; another offer follows.
     """
 
     tensors: list[Tensor] = []
@@ -80,7 +80,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Go(msgspec.Struct, frozen=True):
-    """Worker: the engine stands still and is about to receive."""
+    """Worker: the engine is paused and ready to receive."""
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -88,20 +88,20 @@ class Done(msgspec.Struct, frozen=True):
 
 
 def split_address(address: str) -> tuple[str, int, str]:
-    """``host:port/secret`` as its parts.
+    """Split ``host:port/secret`` into its parts.
 
     Raises:
-        TransferFailed: it is not of this form.
+        TransferFailed: the address does not have this form.
     """
     place, _, secret = address.rpartition("/")
     host, _, port = place.rpartition(":")
     if not (host and port.isdecimal() and int(port) < 65536 and secret):
-        raise TransferFailed(f"{place or address!r} is not where a trainer sends weights from")
+        raise TransferFailed(f"{place or address!r} is not the address of a trainer's sender")
     return host.strip("[]"), int(port), secret
 
 
 def notice_death(connection: socket.socket) -> None:
-    """Have a connection fail soon after the other host has vanished; by default that takes hours."""
+    """Make a connection fail soon after the other host is gone; by default that takes hours."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         ("TCP_KEEPIDLE", SILENT_S // 2),
@@ -114,19 +114,19 @@ def notice_death(connection: socket.socket) -> None:
 
 
 def decode(line: bytes, kind: type[Any]) -> Any:
-    """A message.
+    """Decode a line as a message of this kind.
 
     Raises:
-        TransferFailed: the other side left, or says something else.
+        TransferFailed: the connection was closed, or the line is another message.
     """
     if not line.endswith(b"\n"):
-        raise TransferFailed("the other side has left")
+        raise TransferFailed("the connection was closed")
     try:
         return cast("Any", msgspec.json.decode(line, type=kind))
     except msgspec.MsgspecError as error:
-        raise TransferFailed(f"the other side says something else than expected: {error}") from None
+        raise TransferFailed(f"unexpected message: {error}") from None
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """A message as a line."""
+    """Encode a message as a line."""
     return msgspec.json.encode(message) + b"\n"

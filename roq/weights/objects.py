@@ -1,4 +1,4 @@
-"""Weights in an object store: what the trainer does with them."""
+"""Weights in an object store, on the trainer's side."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["ObjectStore"]
 
 
 class ObjectStore:
-    """Versions as objects under ``url``; ``local`` is where the trainer exports a version before it is put.
+    """Versions as objects under ``url``; the trainer exports a version to ``local`` first.
 
-    With ``keep`` a version stays in ``local`` too until it is discarded, for a trainer that sends it.
+    With ``keep``, a version also stays in ``local`` until it is discarded, for a trainer that sends it.
 
     Raises:
-        ConfigError: fsspec, or its driver for this kind of URL, is not installed here.
+        ConfigError: fsspec, or its driver for this kind of URL, is not installed.
     """
 
     def __init__(self, url: str, local: Path, *, keep: bool = False) -> None:
@@ -41,11 +41,11 @@ class ObjectStore:
         self._fs, self._root = open_url(self.url)
 
     def new(self, version: int) -> str:
-        """A location for an export of a version, another one each time; nothing is there yet."""
+        """A new, unused location for an export of a version."""
         return f"{self.url}/{new_name(version)}"
 
     def folder(self, location: str) -> Path:
-        """The local folder that is exported to.
+        """The local folder to export to.
 
         Raises:
             StoreFailed: the location is not in this store.
@@ -53,10 +53,10 @@ class ObjectStore:
         return self.local / name_in(self.url, location)
 
     def put(self, location: str) -> None:
-        """Store what is in :meth:`folder`. Blocks, and retries.
+        """Upload the export in :meth:`folder`. Blocks, and retries.
 
         Raises:
-            StoreFailed: the store did not take it, or the location is not in it.
+            StoreFailed: the store failed, or the location is not in it.
         """
         source = self.folder(location)
         persist(location, lambda: self._put(source, f"{self._root}/{source.name}"))
@@ -64,7 +64,7 @@ class ObjectStore:
             shutil.rmtree(source, ignore_errors=True)
 
     def _put(self, source: Path, prefix: str) -> None:
-        remove(self._fs, [f"{prefix}/{MANIFEST}"])  # a version written again is no version meanwhile
+        remove(self._fs, [f"{prefix}/{MANIFEST}"])  # a version does not exist while it is rewritten
 
         def put(file: Path) -> tuple[str, File]:
             entry = File(file.stat().st_size, digest(file))
@@ -75,10 +75,10 @@ class ObjectStore:
         self._fs.pipe_file(f"{prefix}/{MANIFEST}", msgspec.json.encode(manifest))
 
     def is_whole(self, location: str) -> bool:
-        """Whether a version's manifest is there and all objects have the size that it says.
+        """Return True if a version's manifest exists and all objects have the sizes in it.
 
         Raises:
-            StoreFailed: the store does not answer, or the location is not in it.
+            StoreFailed: the store is unreachable, or the location is not in it.
         """
         prefix = f"{self._root}/{name_in(self.url, location)}"
 
@@ -94,10 +94,10 @@ class ObjectStore:
             return False
 
     def stored(self) -> dict[str, int]:
-        """Where versions are, whole or not, and which; of one version there may be several.
+        """Location -> version of all exports, complete or not; a version may have several.
 
         Raises:
-            StoreFailed: the store does not answer.
+            StoreFailed: the store is unreachable.
         """
 
         def look() -> list[str]:
@@ -111,27 +111,27 @@ class ObjectStore:
         return {f"{self.url}/{name}": v for name in names if (v := version_of(name)) is not None}
 
     def discard(self, location: str) -> None:
-        """Delete a version; a location outside this store is left alone, and so is a store that is away."""
+        """Delete a version; ignores a location outside this store, and a store that fails."""
         if not is_in(self.url, location):
             return
         shutil.rmtree(self.folder(location), ignore_errors=True)
         prefix = f"{self._root}/{name_in(self.url, location)}"
         try:
-            # The manifest goes first: what is half deleted is no version.
+            # The manifest first: a partly deleted version does not exist.
             remove(self._fs, [f"{prefix}/{MANIFEST}"])
             self._fs.rm(prefix, recursive=True)
-        except Exception:  # noqa: BLE001 - drivers' errors share no base class; old files harm nobody
+        except Exception:  # noqa: BLE001 - drivers' errors share no base class; old files do no harm
             return
 
     def clean(self) -> None:
-        """Delete what a trainer left on its disk that died before a version was stored."""
+        """Delete the local leftovers of a trainer that died before an upload ended."""
         shutil.rmtree(self.local, ignore_errors=True)
 
     def probe(self) -> None:
         """Write, read back and delete a small object.
 
         Raises:
-            StoreFailed: that does not work from here.
+            StoreFailed: the store is unreachable or not writable.
         """
         path = f"{self._root}/.probe-{secrets.token_hex(4)}"
 
@@ -140,16 +140,16 @@ class ObjectStore:
             found = self._fs.cat_file(path)
             remove(self._fs, [path])
             if found != b"roq":
-                raise StoreFailed(f"{self.url}: gave something else than was put there")
+                raise StoreFailed(f"{self.url}: returned other data than was written")
 
         persist(self.url, probe)
 
     def claim(self, run: str) -> None:
-        """Note that this store is a run's: another one would take its weights for leftovers.
+        """Record that this store belongs to a run: another run would delete its weights as leftovers.
 
         Raises:
-            ConfigError: it is another run's.
-            StoreFailed: it does not answer.
+            ConfigError: it belongs to another run.
+            StoreFailed: the store is unreachable.
         """
         path = f"{self._root}/{OWNER}"
 

@@ -1,4 +1,4 @@
-"""What writing to an object store and reading from one both need."""
+"""Helpers for reading from and writing to an object store."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 ATTEMPTS = 5
-PARALLEL = 4  # files on their way at once
+PARALLEL = 4  # files in flight
 
 T = TypeVar("T")
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file as its version's manifest names it."""
+    """A file in a version's manifest."""
 
     bytes: int
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The last object of a version: all its files."""
+    """All files of a version; written last."""
 
     files: dict[str, File]
 
 
 def is_url(location: str) -> bool:
-    """Whether a location is in an object store; otherwise it is a folder."""
+    """Return True if a location is in an object store, False if it is a folder."""
     return re.match(r"[a-z][a-z0-9+.-]*://", location) is not None
 
 
@@ -59,7 +59,7 @@ def open_url(url: str) -> tuple[Any, str]:
     try:
         import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
-        # Only a local file system has folders to make.
+        # Only a local file system has folders to create.
         options = {"auto_mkdir": True} if protocol in ("file", "local") else {}
         found = cast("Any", fsspec.core.url_to_fs(url, **options))  # pyright: ignore[reportUnknownMemberType]
     except ImportError as error:
@@ -76,22 +76,22 @@ def read_manifest(fs: Any, prefix: str) -> Manifest:
     """The manifest under ``prefix``.
 
     Raises:
-        VersionLost: there is none, or none that can be believed.
+        VersionLost: it is missing or invalid.
     """
     try:
         manifest = msgspec.json.decode(fs.cat_file(f"{prefix}/{MANIFEST}"), type=Manifest)
     except FileNotFoundError:
-        raise VersionLost(f"{prefix}: no complete version of weights is there") from None
+        raise VersionLost(f"{prefix}: no complete version of the weights") from None
     except msgspec.DecodeError as error:
         raise VersionLost(f"{prefix}/{MANIFEST}: {error}") from None
-    # They become names on this disk.
+    # They become file names on this host.
     if odd := [name for name in manifest.files if not is_file_name(name)]:
         raise VersionLost(f"{prefix}/{MANIFEST} names a file {odd[0]!r}")
     return manifest
 
 
 def remove(fs: Any, paths: Iterable[str]) -> None:
-    """Delete objects, those that are not there left aside."""
+    """Delete objects; missing ones are ignored."""
     for path in paths:
         try:
             fs.rm_file(path)
@@ -106,13 +106,13 @@ def digest(file: Path) -> str:
 
 
 def parallel(action: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
-    """The results for all items, in order, a few at a time."""
+    """Apply ``action`` to all items, a few at a time; the results in order."""
     with ThreadPoolExecutor(PARALLEL) as pool:
         return list(pool.map(action, items))
 
 
 def persist(what: str, action: Callable[[], T]) -> T:
-    """Try a few times, over about 15 s of pauses; whatever the driver raises becomes ours."""
+    """Run ``action``, with retries over about 15 s; a driver's errors become StoreFailed or VersionLost."""
 
     def attempt() -> T:
         try:

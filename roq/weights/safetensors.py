@@ -1,7 +1,7 @@
-"""Model folders as Hugging Face lays them out: config.json, and the weights in safetensors files.
+"""Hugging Face model folders: config.json, and the weights in safetensors files.
 
-What is in a file is read from its header, without torch or numpy. Only :class:`WeightFiles`, which reads the
-tensors themselves, needs torch and the safetensors library.
+Headers are read without torch or numpy. Only :class:`WeightFiles`, which reads the tensors, needs torch and
+the safetensors library.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Shapes = dict[str, tuple[int, ...]]
 
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
-LONGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
+LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model folder.
+    """Read the JSON object in a file of a model folder.
 
     Raises:
         ConfigError: the file is missing, or is not a JSON object.
@@ -55,11 +55,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
-    """A tensor as its file's header describes it.
+    """The description of a tensor in its file's header.
 
     Attributes:
-        dtype: as safetensors names it, such as "BF16".
-        shape: its lengths, outermost first.
+        dtype: its safetensors name, such as "BF16".
+        shape: outermost dimension first.
         data_offsets: its first byte and the one after its last, counted from the end of the header.
     """
 
@@ -69,10 +69,10 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with a folder's weights: those that its index names, or model.safetensors.
+    """The weights files of a folder: those that its index names, or model.safetensors.
 
     Raises:
-        ConfigError: one is missing, or the index cannot be used.
+        ConfigError: one is missing, or the index is invalid.
     """
     index = folder / "model.safetensors.index.json"
     if not index.exists():
@@ -107,8 +107,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors in a safetensors file, in the order of their names.
 
     Raises:
-        ConfigError: the file cannot be read, is not safetensors, or is not as long as its header says: a
-            download or copy of it broke off.
+        ConfigError: the file cannot be read, is not safetensors, or is truncated.
     """
     try:
         size = path.stat().st_size
@@ -116,7 +115,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             start = file.read(8)
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
             if length > min(size - 8, LONGEST_HEADER):
-                raise ConfigError(f"{path}: not a whole safetensors file; copy or download it again")
+                raise ConfigError(f"{path}: not a complete safetensors file; copy or download it again")
             found = json.loads(file.read(length))
         found.pop("__metadata__", None)
         header = msgspec.convert(found, dict[str, TensorInfo])
@@ -131,11 +130,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def check_weights(folder: Path) -> None:
-    """Check that all of a folder's weights files are there and whole.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Raise ConfigError unless all weights files of a folder exist and are complete."""
     for file in weight_files(folder):
         read_header(file)
 
@@ -144,7 +139,7 @@ def read_shapes(folder: Path) -> Shapes:
     """The shape of every tensor in a folder, by name. Only headers are read.
 
     Raises:
-        ConfigError: the weights files are not all there and whole.
+        ConfigError: a weights file is missing or incomplete.
     """
     return {name: info.shape for file in weight_files(folder) for name, info in read_header(file).items()}
 
@@ -152,13 +147,13 @@ def read_shapes(folder: Path) -> Shapes:
 class WeightFiles(Mapping[str, Any]):
     """The tensors in a folder by name, as torch tensors on the CPU. Each is read when it is looked up.
 
-    All files are mapped from the start, until :meth:`close`: deleting them meanwhile does no harm.
+    All files are mapped from the start until :meth:`close`, so they may be deleted.
 
     Attributes:
-        tensors: what the headers say of them.
+        tensors: their headers' descriptions.
 
     Raises:
-        ConfigError: the files are not all there and whole.
+        ConfigError: a file is missing or incomplete.
     """
 
     def __init__(self, folder: Path) -> None:

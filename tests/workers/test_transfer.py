@@ -110,7 +110,7 @@ def test_what_cannot_be_received_is_read(
     cases = {
         (f"{host}:1/secret", "any"): "no sender at 127.0.0.1:1",
         (sender.address + "x", "any"): "wrong secret",
-        ("rubbish", "any"): "not where a trainer sends weights from",
+        ("rubbish", "any"): "not the address of a trainer's sender",
         (sender.address, "unknown"): "unknown: its files are not here",
         (sender.address, "wide"): "the weights do not fit the running model",
     }
