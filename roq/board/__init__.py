@@ -1,8 +1,7 @@
-"""``roq board``: a run as a web page, live and again afterwards.
+"""``roq board``: a web dashboard of a run, live or from an archive.
 
-The server (:mod:`roq.board.app`) does little: it hands out the files of ``static/`` and passes the run's
-events on, as server-sent events, from one reader for all pages (:mod:`roq.board.feed`). What the page shows
-is computed in the page by replaying the events (``static/state.js``), so that live and replay are the same
-picture. A run whose first events were trimmed begins with a picture taken from Redis
-(:mod:`roq.board.picture`).
+The server (:mod:`roq.board.app`) serves ``static/`` and forwards the run's events as server-sent events, from
+one reader for all pages (:mod:`roq.board.feed`). The page computes its state by replaying the events
+(``static/state.js``), both live and in a replay. If the run's first events were trimmed, the page starts from
+a picture of the state in Redis (:mod:`roq.board.picture`).
 """

@@ -1,4 +1,4 @@
-"""The board's web server: files, the stream of events, and (when allowed) four ways to steer the run."""
+"""The board's web server: static files, the event stream, and four control actions if allowed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from roq.events.fields import is_id
 __all__ = ["CONTROL_HEADER", "accepted_hosts", "bind", "is_loopback", "make_app", "serve"]
 
 CONTROL_HEADER = "X-Roq-Board"
-"""A page of another site cannot send it without asking first, and is then refused."""
+"""A page of another site can only send it after a CORS preflight, which the server refuses."""
 
 REASON = "by hand, on the board"
-MOST_BODY = 4096  # bytes of a request: what is asked of a run is small
+MOST_BODY = 4096  # bytes in a request; all actions are small
 
 _STATIC = Path(str(resources.files("roq.board") / "static"))
 _HEADERS = {
@@ -51,7 +51,7 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9.-]+?)\.?)(?::[0-9]{1,5})?", r
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server on ``host``."""
+    """Return whether only this machine can reach a server on ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -125,7 +125,7 @@ class _Guard:
 
 
 class _Drop(msgspec.Struct, forbid_unknown_fields=True):
-    group: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # as the library's numbers
+    group: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # the library's range of numbers
 
 
 class _Drain(msgspec.Struct, forbid_unknown_fields=True):
@@ -133,15 +133,15 @@ class _Drain(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _TooLong(Exception):
-    """A request's body is longer than anything that the page sends."""
+    """A request's body exceeds :data:`MOST_BODY`."""
 
 
 def make_app(feed: Feed, scheduler: AsyncScheduler | None, *, hosts: frozenset[str]) -> Starlette:
-    """The application.
+    """Create the application.
 
     Args:
-        feed: what pages are sent.
-        scheduler: steers the run; None for a board that may only look.
+        feed: the source of the pages' messages.
+        scheduler: controls the run; None for a read-only board.
         hosts: the names under which it answers (:func:`accepted_hosts`).
     """
 
@@ -151,7 +151,7 @@ def make_app(feed: Feed, scheduler: AsyncScheduler | None, *, hosts: frozenset[s
     async def events(request: Request) -> Response:
         after = request.headers.get("last-event-id") or request.query_params.get("after")
         if after is not None and not is_id(after, or_time=True):
-            return PlainTextResponse("'after' is no id of an event\n", 400)
+            return PlainTextResponse("'after' is not an event id\n", 400)
 
         async def body() -> AsyncGenerator[bytes]:
             yield b"retry: 1000\n\n"
@@ -168,15 +168,15 @@ def make_app(feed: Feed, scheduler: AsyncScheduler | None, *, hosts: frozenset[s
     def steering(act: Callable[[AsyncScheduler, bytes], Awaitable[object]]) -> Route:
         async def endpoint(request: Request) -> Response:
             if scheduler is None:
-                return _refusal(403, "this board only looks; start it with --allow-control to steer the run")
+                return _refusal(403, "this board is read-only; start it with --allow-control")
             if not _from_our_page(request):
-                return _refusal(403, "only the board's own page may steer the run")
+                return _refusal(403, "only the board's own page may control the run")
             try:
                 return JSONResponse({"done": await act(scheduler, await _body(request))})
             except _TooLong:
-                return _refusal(413, f"the request is longer than {MOST_BODY} bytes; no action needs as many")
+                return _refusal(413, f"the request is longer than {MOST_BODY} bytes")
             except msgspec.DecodeError as error:
-                return _refusal(400, f"the request is not understood: {error}")
+                return _refusal(400, f"invalid request: {error}")
             except Invalid as error:
                 return _refusal(400, str(error))
             except NotAllowed as error:
@@ -231,10 +231,10 @@ def _refusal(status: int, message: str) -> Response:
 
 
 async def _body(request: Request) -> bytes:
-    """The request's body, of which no more is read than may be there.
+    """Read the request's body, up to the limit.
 
     Raises:
-        _TooLong: there is more.
+        _TooLong: the body is longer.
     """
     body = bytearray()
     async for part in request.stream():
@@ -245,20 +245,20 @@ async def _body(request: Request) -> bytes:
 
 
 def _from_our_page(request: Request) -> bool:
-    """Whether a request comes from the page that this server sent, by the browser's own word."""
+    """Return whether a request comes from this server's page, according to the browser's headers."""
     host = request.headers.get("host")
     return (
         request.headers.get(CONTROL_HEADER) == "control"
-        and request.headers.get("origin") in (f"http://{host}", f"https://{host}")  # https: a proxy before it
+        and request.headers.get("origin") in (f"http://{host}", f"https://{host}")  # https: behind a proxy
         and request.headers.get("sec-fetch-site", "same-origin") == "same-origin"
     )
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 lets the system choose.
+    """Open a listening socket; port 0 lets the system choose.
 
     Raises:
-        ConfigError: the address cannot be had.
+        ConfigError: the address is not available.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -268,7 +268,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Ends the streams of events before it waits for connections to close."""
+    """A server that ends the event streams before it waits for connections to close."""
 
     def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
         super().__init__(config)
@@ -282,7 +282,7 @@ class _Server(uvicorn.Server):
 def serve(
     feed: Feed, scheduler: AsyncScheduler | None, listener: socket.socket, *, hosts: frozenset[str]
 ) -> None:
-    """Serve until the process is told to stop (SIGINT, SIGTERM)."""
+    """Serve until SIGINT or SIGTERM."""
     config = uvicorn.Config(
         make_app(feed, scheduler, hosts=hosts),
         log_level="warning",

@@ -1,8 +1,7 @@
-"""What a page is sent: where it begins, then the run's events, page by page.
+"""The messages for a page: its starting point, then the run's events in batches.
 
-One reader follows the stream in Redis for all browsers and keeps its newest events. A browser that is
-further back reads its own pages from Redis; what has not been sent is nowhere kept for it, so one that
-stands still costs nothing.
+One reader follows the stream in Redis for all browsers and keeps the newest events. A browser that is further
+behind reads from Redis. Nothing is queued per browser, so a stalled one costs nothing.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from roq.protocol.snapshot import Snapshot
 
 __all__ = ["ArchiveFeed", "Feed", "Message", "RunFeed", "config_of"]
 
-RECENT = 20_000  # events that the one reader keeps for all browsers
-PAGE = 1000  # events in one message at most
-PACE_S = 0.05  # events of so long travel together
-PULSE_S = 10.0  # a browser hears something at least so often
-STATUS_S = 1.0  # how often the run's status is looked at while somebody watches
-RETRY_S = 1.0  # after Redis failed
-MOST_NUMBER = 2**64 - 1  # of the ids of one millisecond
-TRIES = 20  # of a look at the whole run, at a moment between two events
-CLOSE_S = 3.0  # for the reader to end
+RECENT = 20_000  # events kept in memory for all browsers
+PAGE = 1000  # most events in one message
+PACE_S = 0.05  # events within this time are sent together
+PULSE_S = 10.0  # keep-alive interval
+STATUS_S = 1.0  # status refresh interval while a page is open
+RETRY_S = 1.0  # after a Redis failure
+MOST_NUMBER = 2**64 - 1  # of ids within one millisecond
+TRIES = 20  # attempts to read the whole run between two events
+CLOSE_S = 3.0  # how long to wait for the reader to end
 
 
 class Message(msgspec.Struct, frozen=True):
     """One server-sent event: ``begin``, ``events``, ``status``, ``trouble``, ``end``; ``pulse`` is a comment.
 
-    ``id`` is the stream's id up to which the page knows the run once it has this message.
+    ``id`` is the id of the newest event that the page knows after this message.
     """
 
     kind: str
@@ -54,7 +53,7 @@ class Message(msgspec.Struct, frozen=True):
     id: str | None = None
 
     def encode(self) -> bytes:
-        """As it goes over the wire."""
+        """Encode in the wire format."""
         if self.kind == "pulse":
             return b": still here\n\n"
         head = b"" if self.id is None else b"id: %s\n" % self.id.encode()
@@ -62,23 +61,23 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Feed(Protocol):
-    """Where a page's messages come from."""
+    """A source of a page's messages."""
 
     def messages(self, after: str | None) -> AsyncGenerator[Message]:
-        """The messages for a page that knows everything up to the id ``after``; None for a new page."""
+        """Yield messages for a page that knows all events up to the id ``after``; None for a new page."""
         ...
 
     async def start(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         ...
 
     async def stop(self) -> None:
-        """End every ``messages`` and close what is open."""
+        """End every ``messages`` and close connections."""
         ...
 
 
 def config_of(config: RunConfig) -> dict[str, Any]:
-    """What the page needs of a run's configuration."""
+    """Return the part of the configuration that the page needs."""
     return {
         "eta": config.eta,
         "batch_size": config.batch_size,
@@ -96,7 +95,7 @@ def _events(page: list[Event]) -> Message:
 
 
 class RunFeed:
-    """The events of a run on a server, from its beginning (or from a picture of now) on and on."""
+    """The events of a run on a server, from its creation or from a picture of its current state."""
 
     def __init__(self, url: str, run: str, *, control: bool = False) -> None:
         self.run = run
@@ -106,19 +105,17 @@ class RunFeed:
         self._client: Any = connect_async(url)
         self._operations = Operations(run)
         self._recent: list[Event] = []
-        self._floor = self._newest = BEGINNING  # ids: before all of _recent, and of its last
+        self._floor = self._newest = BEGINNING  # ids: just before _recent, and of its last
         self._status: Message | None = None
         self._trouble: Message | None = None
-        self._news = asyncio.Event()  # replaced by a new one whenever it is set
+        self._news = asyncio.Event()  # replaced whenever it is set
         self._watching = 0
         self._stopped = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begin to read at the stream's newest event."""
-        with contextlib.suppress(
-            RoqError
-        ):  # Redis is away: the reader begins at the beginning, and tells of it
+        """Start reading at the stream's newest event."""
+        with contextlib.suppress(RoqError):  # Redis is down: the reader starts from 0-0 and reports it
             self._floor = self._newest = await self._last_id()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._look())]
 
@@ -134,7 +131,7 @@ class RunFeed:
         for client in (self._client, *sentinels_of(self._client)):
             await client.aclose()
 
-    # ---- the one reader ----------------------------------------------------------------------------
+    # ---- the shared reader -------------------------------------------------------------------------
 
     def _tell(self) -> None:
         news, self._news = self._news, asyncio.Event()
@@ -154,7 +151,7 @@ class RunFeed:
                 self._keep(page)
 
     def _keep(self, page: list[Event]) -> None:
-        if page[0].name == "gap":  # trimmed before it was read: who misses them begins again
+        if page[0].name == "gap":  # trimmed before they were read: pages that miss them start over
             self._recent, page = [], page[1:]
             if not page:
                 return
@@ -169,11 +166,11 @@ class RunFeed:
         self._tell()
 
     async def _look(self) -> None:
-        """The run's status, for those who watch now."""
+        """Refresh the run's status while pages are open."""
         while not self._stopped:
             await asyncio.sleep(STATUS_S)
             if self._watching:
-                with contextlib.suppress(RoqError):  # the reader tells of it
+                with contextlib.suppress(RoqError):  # the reader reports it
                     status = await self._scheduler.status()
                     self._status = Message("status", msgspec.json.encode(status))
                     self._tell()
@@ -186,7 +183,7 @@ class RunFeed:
     # ---- one page ----------------------------------------------------------------------------------
 
     async def messages(self, after: str | None) -> AsyncGenerator[Message]:
-        """The messages for one page, without end."""
+        """Yield the messages for one page, indefinitely."""
         self._watching += 1
         try:
             while not self._stopped:
@@ -206,7 +203,7 @@ class RunFeed:
             self._watching -= 1
 
     async def _go_on(self, after: str) -> AsyncGenerator[Message]:
-        """Messages after an id, until the events that follow it are gone."""
+        """Yield messages after an id, until the following events were trimmed."""
         told: tuple[Message | None, Message | None] = (None, None)
         while not self._stopped:
             news = self._news
@@ -216,13 +213,13 @@ class RunFeed:
             read = len(page)
             if page:
                 message = _events(page)
-                del page  # a browser that stands still keeps the message waiting, and nothing else
+                del page  # a stalled browser blocks here, holding only this message
                 after = message.id or after
                 yield message
             standing = (self._trouble, self._status)
             for message, before in zip(standing, told, strict=True):
                 if message is not before:
-                    yield message or Message("trouble")  # without a message: it is over
+                    yield message or Message("trouble")  # no message: the feed has stopped
             told = standing
             if read == PAGE:
                 continue
@@ -247,10 +244,10 @@ class RunFeed:
                 low = middle + 1
         return self._recent[low : low + PAGE]
 
-    # ---- where a page begins -----------------------------------------------------------------------
+    # ---- a page's starting point -------------------------------------------------------------------
 
     async def _ask(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """Send commands together; others' may come between them, since who only looks has no transactions."""
+        """Send commands in a pipeline, without a transaction: a read-only user may not use one."""
         try:
             async with self._client.pipeline(transaction=False) as pipe:
                 for command in commands:
@@ -260,7 +257,7 @@ class RunFeed:
             raise translate(error, self._url) from error
 
     async def _last_id(self) -> str:
-        """The id of the newest event that the stream has ever had."""
+        """Return the id of the newest event ever added to the stream."""
         (newest,) = await self._ask(("XREVRANGE", self._operations.keys["events"], "+", "-", "COUNT", 1))
         return newest[0][0].decode() if newest else BEGINNING
 
@@ -287,17 +284,17 @@ class RunFeed:
         )
 
     async def _look_at_once(self) -> tuple[str, Snapshot]:
-        """All of the run, and the newest event that it is the outcome of."""
+        """Read the complete state, and the id of the newest event included in it."""
         newest = ("XREVRANGE", self._operations.keys["events"], "+", "-", "COUNT", 1)
         look = self._operations.wire(Call(functions.VERIFY, ()))
         for _ in range(TRIES):
             before, reply, after = await self._ask(newest, look, newest)
             if before == after:
                 return after[0][0].decode(), Snapshot(reply)
-        raise RoqError(f"in {TRIES} tries the run changed while it was looked at; the board tries again")
+        raise RoqError(f"the run changed during each of {TRIES} attempts to read its state; retrying")
 
     async def _publishes(self, until: str) -> list[Event]:
-        """The publish events that the trimmed stream still has."""
+        """Return the publish events left in the trimmed stream."""
         found: list[Event] = []
         after = BEGINNING
         while id_order(after) < id_order(until):
@@ -310,35 +307,35 @@ class RunFeed:
 
 
 class ArchiveFeed:
-    """The events of an archive (``roq events --archive``), once through. Nothing of it is kept in memory.
+    """The events of an archive (``roq events --archive``), streamed from the file.
 
     Args:
         path: the file.
-        config: the run's configuration, for an archive that does not begin with it.
+        config: the run's configuration, for an archive that does not start with it.
 
     Raises:
-        ConfigError: the file cannot be read, or nobody knows the run's configuration.
+        ConfigError: the file cannot be read, or the run's configuration is missing.
     """
 
     def __init__(self, path: Path, config: RunConfig | None = None) -> None:
         self._path = path
         found = archived_config(read_archive(path)) or config
         if found is None:
-            raise ConfigError(f"{path} does not begin with the run's configuration; name the run beside it")
+            raise ConfigError(f"{path} does not start with a configuration; also pass --redis and --run")
         self._config = found
         head = next(iter(read_archive(path)))
         self.run = head.get("run", path.stem)
         self._stopped = False
 
     async def start(self) -> None:
-        """Nothing: each page reads for itself."""
+        """Do nothing: each page reads the file itself."""
 
     async def stop(self) -> None:
         """End every ``messages``."""
         self._stopped = True
 
     async def messages(self, after: str | None) -> AsyncGenerator[Message]:
-        """The archive's events, then ``end``."""
+        """Yield the archive's events, then ``end``."""
         if after is None:
             begin = {"run": self.run, "config": config_of(self._config), "live": False, "control": False}
             yield Message("begin", msgspec.json.encode(begin | {"picture": None}), BEGINNING)

@@ -1,4 +1,4 @@
-"""The state of a run as the page keeps it, made from a consistent look at the run's keys."""
+"""The state of a run in the page's format, from a consistent snapshot of the run's keys."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["picture"]
 
 
 def picture(run: Snapshot, publishes: list[Event]) -> dict[str, Any]:
-    """What ``restore`` in ``static/state.js`` starts from.
+    """Create the input of ``restore`` in ``static/state.js``.
 
     Args:
         run: the run's keys.
-        publishes: the ``publish`` events that the stream still has, for the curves over versions.
+        publishes: the ``publish`` events left in the stream, for the curves over versions.
 
     Returns:
         A JSON object. ``groups`` are the live groups and those in training, each with its place (none in

@@ -1,11 +1,11 @@
-"""Cost models from real runs: what a run's own events tell of its speed.
+"""Fit cost models to real runs, from their events.
 
 Rollout. A response that was under way for ``d`` seconds and has ``L`` tokens took ``L`` decode steps, so
 
     ``d = latency + load * swaps + admit * a + contention * u
     + L * (base + per_request * n + attention_per_token * C)``
 
-with ``a`` the requests let in on its worker meanwhile, ``u`` the seconds in which the trainer was training,
+with ``a`` the requests admitted on its worker then, ``u`` the seconds in which the trainer was training,
 and ``n`` and ``C`` the means over its steps of the worker's requests and context. This is linear in the
 coefficients but for these means, which are over steps and not over time: their weights come from the fit
 before, and four rounds settle it. ``load`` is how long after a publication a worker first asked for work with
@@ -13,7 +13,7 @@ the new weights, as the median. All coefficients are at least 0: columns that wo
 
 Trainer. The time from taking a batch to publishing is affine in the batch's tokens.
 
-What came before the first publication is left out: it holds the start of the engines.
+Everything before the first publication is left out: it includes the engines' startup.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Array = NDArray[np.float64]
 
 ROUNDS = 4
 FEWEST = 32  # responses
-BURST_S = 0.03  # requests let in so shortly before hold one up as well
+BURST_S = 0.03  # requests admitted this shortly before also delay one
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """A cost model and how well it explains the run it came from.
+    """A cost model and how well it fits its run.
 
     Attributes:
         cost: the model.
@@ -70,7 +70,7 @@ def calibrate(run: RealRun, name: str, server: str) -> Fit:
     """Fit a cost model to a run, and check it by simulating that run.
 
     Args:
-        run: the run; its event log should be whole.
+        run: the run; its event log should be complete.
         name: of the new model.
         server: URL of a server for the simulation.
 
@@ -197,7 +197,7 @@ def _rollout(run: RealRun) -> tuple[RolloutCost, float]:
     seconds: Array = end - start - load_s * swaps
     overlap = _overlap(start, end, run.updates)
     longest = max(r.tokens for r in run.rolled) + round(run.prompt_mean)
-    room = longest * run.concurrency  # the events do not tell how large the cache is: never short
+    room = longest * run.concurrency  # the events do not show the cache's size: assume it is never full
     cost = RolloutCost(base_s=float(np.mean(end - start) / np.mean(tokens)), kv_tokens=room)
     error = 0.0
     for _ in range(ROUNDS):
@@ -253,7 +253,7 @@ def _trainer(run: RealRun) -> tuple[TrainerCost, float]:
 
 
 def _nonnegative(columns: Array, values: Array) -> Array:
-    """Least squares without negative weights: the worst column goes until none is negative."""
+    """Non-negative least squares: drop the most negative column until none is negative."""
     weights = np.zeros(columns.shape[1])
     kept = [column for column in range(columns.shape[1]) if columns[:, column].any()]
     while kept:

@@ -1,4 +1,4 @@
-"""What things cost: seconds for decoding, prefill, training, and moving weights.
+"""Cost models: seconds for decoding, prefill, training and weight transfer.
 
 A decode step of an instance with ``n`` running requests and ``C`` tokens of context in total takes
 
@@ -35,10 +35,10 @@ class RolloutCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         threshold_s, base_s, per_request_s, attention_base_s, attention_per_token_s: the decode step, above.
         kv_tokens: tokens of context that its KV cache holds.
         prefill_per_token_s, prefill_per_token2_s: computing the KV of ``p`` tokens takes the first times
-            ``p`` plus the second times ``p**2``; decoding stands still meanwhile.
-        admit_s: decoding stands still for so long, beside the prefill, for each request that is let in.
-        latency_s: from a response's last token until it is handed in (its reward); it keeps its place.
-        load_s: how long an instance stands still to load published weights.
+            ``p`` plus the second times ``p**2``; decoding pauses during it.
+        admit_s: further pause of decoding for each admitted request, besides prefill.
+        latency_s: from a response's last token until it is completed (its reward); it still uses capacity.
+        load_s: how long an instance pauses to load published weights.
         contention: share of its speed that it loses while the trainer trains on the same machine.
         gpus: GPUs of one instance.
     """
@@ -93,7 +93,7 @@ class TrainerCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         fixed_s: of every step.
         gpu_s_per_token: GPU-seconds for a token, prompt tokens included; divided by the trainer's GPUs.
-        sync_s: giving the weights to the instances, which stand still meanwhile; the version counts after it.
+        sync_s: sending the weights to the instances, which are paused; the version counts after it.
         turnaround_s: from publishing until the trainer can take another batch (checkpoint, bookkeeping).
     """
 
@@ -125,7 +125,7 @@ def load_cost(name: str) -> CostModel:
     """A cost model by the name of a shipped one, or the path of a TOML file.
 
     Raises:
-        ConfigError: there is no such model, or its file holds something that cannot be.
+        ConfigError: there is no such model, or its file is invalid.
     """
     if name in shipped_costs():
         text = (importlib.resources.files("roq.sim") / "costs" / f"{name}.toml").read_text(encoding="utf-8")
@@ -134,7 +134,7 @@ def load_cost(name: str) -> CostModel:
             text = Path(name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{name} is no cost model: give one of {', '.join(shipped_costs())}, or a TOML file ({error})"
+                f"{name} is not a cost model: use {', '.join(shipped_costs())}, or a TOML file ({error})"
             ) from None
     try:
         return msgspec.convert(tomllib.loads(text), CostModel)

@@ -1,4 +1,4 @@
-"""A real run as its events tell it: who generated what, when, and how long each update took."""
+"""A real run from its events: which worker generated which response when, and each update's duration."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Update(msgspec.Struct, kw_only=True):
 
 
 class RealRun(msgspec.Struct, kw_only=True):
-    """What the simulator needs of a real run.
+    """The data that the simulator needs from a real run.
 
     Attributes:
         rolled: every finished response, in the order in which they were handed in.
@@ -71,7 +71,7 @@ class RealRun(msgspec.Struct, kw_only=True):
 
     @property
     def prompt_mean(self) -> float:
-        """Mean tokens of a prompt, from the trainer's figures; 1 if they do not tell."""
+        """Mean tokens of a prompt, from the trainer's metrics; 1 if unknown."""
         tokens = sum(update.prompt_tokens for update in self.updates)
         return tokens / max(1, sum(update.trajectories for update in self.updates)) or 1.0
 
@@ -97,18 +97,18 @@ class RealRun(msgspec.Struct, kw_only=True):
 
     @classmethod
     def replay(cls, events: Iterable[Event]) -> RealRun:
-        """Read a run from its events, in order; unknown ones are passed over.
+        """Read a run from its events, in order; unknown ones are ignored.
 
         Raises:
-            ConfigError: the events tell of no update, so there is nothing to learn from.
+            ConfigError: the events contain no update, so there is nothing to fit.
         """
         found = _Recorder()
         for event in events:
             found.apply(event)
         if not found.updates or not found.rolled:
             raise ConfigError(
-                "these events hold no published update and no finished response: nothing to learn from; "
-                "give the event log of a run that has trained"
+                "the events have no published update or no finished response; "
+                "use the event log of a run that has trained"
             )
         return cls(
             rolled=found.rolled,

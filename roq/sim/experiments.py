@@ -1,4 +1,4 @@
-"""The article's two experiments, and what is shown of them."""
+"""The article's two experiments and their results."""
 
 from __future__ import annotations
 

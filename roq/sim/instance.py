@@ -59,14 +59,14 @@ class Sample:
 class Instance:
     """One engine, as a process in the simulation's time.
 
-    Every change first brings the state up to now (:meth:`_advance`) and then lets the process work out anew
-    when the next thing happens (:meth:`_touch`).
+    Every change first advances the state to now (:meth:`_advance`) and then has the process recompute the
+    time of the next event (:meth:`_touch`).
 
     Args:
         env: the simulation's time.
         number: which instance.
-        cost: what things take.
-        places: requests that it holds at once.
+        cost: the cost model.
+        places: concurrent requests.
         finished: called with the responses that end at one moment.
     """
 
@@ -102,7 +102,7 @@ class Instance:
         self._process = env.process(self._run())
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Start responses, each in a free place."""
+        """Start responses, within the free capacity."""
         self._advance()
         for sample in samples:
             sample.instance = self
@@ -122,13 +122,13 @@ class Instance:
         self._touch()
 
     def pause(self, seconds: float) -> None:
-        """Stand still for so long."""
+        """Pause for this long."""
         self._advance()
         self._stall += seconds
         self._touch()
 
     def refill(self) -> None:
-        """Compute the KV cache of everything in flight anew."""
+        """Recompute the KV cache of everything in flight."""
         self._advance()
         prompts: set[Group] = set()
         for sample in self._running:
@@ -195,7 +195,7 @@ class Instance:
             self.tokens += n * steps
 
     def _settle(self) -> list[Sample]:
-        """What ends now; then let in what fits, or put out what does not."""
+        """End finished responses, then admit those that fit or preempt those that do not."""
         ended: list[Sample] = []
         while self._ends and self._ends[0][0] <= self._steps + EPSILON:
             finish_at, _, sample = heapq.heappop(self._ends)

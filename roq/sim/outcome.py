@@ -1,4 +1,4 @@
-"""What a simulated run did, update by update."""
+"""The outcome of a simulated run, update by update."""
 
 from __future__ import annotations
 

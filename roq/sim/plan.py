@@ -1,4 +1,4 @@
-"""Which setting to run: a sweep of eta, concurrency, GPU split and over-sampling, and a recommendation."""
+"""Sweep eta, concurrency, GPU split and over-sampling, and recommend a setting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLOSE = 0.01  # settings within this share of the best are as good
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """What is tried: every combination.
+    """The settings to try, in every combination.
 
     Attributes:
         etas, places: maximum staleness; requests at once per instance.

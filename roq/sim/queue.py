@@ -1,7 +1,7 @@
-"""What the policies of other frameworks share: groups are submitted whole and wait for places in one queue.
+"""The base of the other frameworks' policies: complete groups wait for capacity in one queue.
 
 An idle place takes the next response of the queue, and the instance with the most free places goes first: an
-ideal load balancer, so that the mechanisms differ in their staleness control alone.
+ideal load balancer, so that the mechanisms differ only in their staleness control.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class QueuePolicy(Policy):
 
     @abstractmethod
     def submit(self) -> None:
-        """Submit what the mechanism allows now (L1); called at the start and after every change."""
+        """Submit the groups allowed now (L1); called at the start and after every change."""
 
     def dispatch(self, count: int) -> list[Group]:
         """Submit so many new prompts at the current version."""

@@ -56,7 +56,7 @@ def simulate(
 
 @contextmanager
 def scratch_server() -> Generator[str]:
-    """The URL of a server whose data nobody needs afterwards: no append-only file, gone at the end."""
+    """Start a temporary server without an append-only file; yields its URL."""
     folder = Path(tempfile.mkdtemp(prefix="roq-sim-"))
     server = EmbeddedServer(folder)
     try:
@@ -118,6 +118,6 @@ def run_cases(
                 found[futures[future]] = future.result()
                 on_outcome(futures[future])
         except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)  # what runs needs its server to end
+            pool.shutdown(wait=True, cancel_futures=True)  # running simulations need their server
             raise
     return [found[case] for case in cases]

@@ -1,4 +1,4 @@
-"""What is simulated: algorithm, machines, costs and lengths; and whether it can work at all."""
+"""Scenarios: algorithm, machines, costs and lengths, and their validation."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             roq's alone.
         instances, places: rollout instances, and requests that each holds at once.
         trainer_gpus: GPUs that train.
-        cost: what things take.
+        cost: the cost model.
         lengths: a distribution, or the path of a trace or event log.
-        reprefill: new weights make the KV cache of what is in flight void, so it is computed anew.
+        reprefill: new weights invalidate the KV cache of responses in flight, so it is recomputed.
         batches: updates to simulate.
     """
 
@@ -53,7 +53,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         """This scenario, every value checked.
 
         Raises:
-            ConfigError: names what cannot be.
+            ConfigError: a value is invalid; names it.
         """
         try:
             msgspec.convert(msgspec.structs.asdict(self), Scenario, from_attributes=True)
@@ -111,7 +111,7 @@ def changed(scenario: Scenario, changes: Sequence[str]) -> Scenario:
     """A scenario with other coefficients, such as ``trainer.sync_s=0`` or ``lengths.sigma=1``.
 
     Raises:
-        ConfigError: there is no such coefficient, or the value cannot be.
+        ConfigError: there is no such coefficient, or its value is invalid.
     """
     cost: dict[str, dict[str, object]] = msgspec.to_builtins(scenario.cost)
     tables: dict[str, dict[str, object]] = {"rollout": cost["rollout"], "trainer": cost["trainer"]}
@@ -122,7 +122,7 @@ def changed(scenario: Scenario, changes: Sequence[str]) -> Scenario:
         table, _, name = key.partition(".")
         if name not in tables.get(table, {}):
             known = ", ".join(f"{table}.{name}" for table, names in tables.items() for name in names)
-            raise ConfigError(f"{change!r} changes nothing that there is; coefficients are {known}")
+            raise ConfigError(f"unknown coefficient in {change!r}; coefficients are {known}")
         tables[table][name] = value
     try:
         return msgspec.structs.replace(

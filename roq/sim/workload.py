@@ -1,4 +1,4 @@
-"""What is generated: prompt and response lengths, group by group, in the order of admission."""
+"""Workloads: prompt and response lengths by group, in the order of admission."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Workload(msgspec.Struct, frozen=True):
     """Groups in order of admission; after the last one the first comes again.
 
-    ``assumed`` says what it was made from, for whoever reads the results.
+    ``assumed`` describes its source, for readers of the results.
     """
 
     groups: Sequence[Lengths]
@@ -115,7 +115,7 @@ def load_trace(path: str | Path, size: int) -> Workload:
     Either may be compressed (``.gz``). ``size`` is how many responses of a group are needed.
 
     Raises:
-        ConfigError: the file cannot be read, a line is no group, or a group has too few responses.
+        ConfigError: the file cannot be read, a line is not a group, or a group has too few responses.
     """
     path = Path(path)
     try:
@@ -139,7 +139,7 @@ def load_trace(path: str | Path, size: int) -> Workload:
             )
         groups.append(group)
     if not groups:
-        raise ConfigError(f"{path} holds no group")
+        raise ConfigError(f"{path} has no groups")
     return Workload(groups, f"trace {path.name}: {len(groups):,} groups")
 
 

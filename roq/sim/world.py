@@ -1,7 +1,7 @@
 """One run in virtual time: instances, a trainer, and a policy that decides what is generated and trained.
 
 The order at one moment: responses that end are handed to the policy; if the trainer waits and the policy
-has a batch, it goes off; then free places are offered to the policy.
+has a batch, training starts; then free capacity is offered to the policy.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Policy(ABC):
 
 
 class World:
-    """The simulation; what a policy may see of it.
+    """The simulation, as policies see it.
 
     Attributes:
         scenario: what is simulated.
@@ -226,7 +226,7 @@ class World:
         self._policy.loaded(instance)
         self._go_on()
 
-    # -- the whole ----------------------------------------------------------------------------------
+    # -- running ------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
         """Run to the last update."""
@@ -235,13 +235,13 @@ class World:
         try:
             self._env.run(until=trainer)
         except RuntimeError:
-            # simpy: nothing is scheduled any more and the trainer still waits
+            # simpy: nothing is scheduled, but the trainer is still waiting
             states = Counter(group.state for group in self.groups)
             known = ", ".join(f"{n} groups {state}" for state, n in sorted(states.items()))
             raise ConfigError(
                 f"{self._policy.name} can never fill batch {self.version} with eta = {self.scenario.eta}, "
                 f"batches of {self.scenario.batch_size} groups of {self.scenario.group_size}: nothing is "
-                f"being generated any more ({known or 'no group was admitted'})"
+                f"being generated ({known or 'no group was admitted'})"
             ) from None
         finally:
             self._policy.close()

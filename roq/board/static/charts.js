@@ -1,4 +1,4 @@
-// The curves, drawn by uPlot (vendor/uplot). Colours come from the style sheet, so both schemes work.
+// The charts, drawn by uPlot (vendor/uplot). Colours come from the style sheet, for both colour schemes.
 
 /* global uPlot */
 import { Series } from "./series.js";
@@ -6,8 +6,8 @@ import { $, list, make, setText } from "./dom.js";
 import { count, duration, short } from "./words.js";
 
 const HEIGHT = 150;
-const MOST_POINTS = 400; // of a curve over time; seconds are put together above it
-const SMOOTH = 5; // values in the mean that a line shows, as in roq report; what it is made of are the dots
+const MOST_POINTS = 400; // of a curve over time; above that, seconds are merged
+const SMOOTH = 5; // values in the running mean (the line), as in roq report; the dots are single values
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -18,8 +18,8 @@ class Chart {
     this.lines = lines; // { label, color, dash, right }: right for the second axis
     this.format = { x, y, right };
     this.over = over;
-    this.steps = steps; // drawn as it is, without dots
-    this.cut = cut; // a few values that would flatten the others are beyond the axis
+    this.steps = steps; // drawn as steps, without dots
+    this.cut = cut; // outliers that would flatten the other values are cut off
     this.top = null;
     this.data = null;
     this.box = make("div", { class: "plot" });
@@ -92,17 +92,17 @@ class Chart {
   #describe(data) {
     const said = this.lines.map(({ label }, i) => {
       const last = data[i + 1].findLast((value) => value !== null && value !== undefined);
-      return `${label} ${last === undefined ? "not known yet" : `now ${this.format.y(last)}`}`;
+      return `${label} ${last === undefined ? "unknown" : `now ${this.format.y(last)}`}`;
     });
     this.box.setAttribute("aria-label", `${this.title}: ${said.join(", ")}`);
   }
 }
 
-// A line whose values stand as they are; dots, for those of which another line is the mean.
+// A line of the values themselves, or dots if another line shows their mean.
 const LINE = { width: 2, points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) };
 const DOTS = { alpha: 0.4, points: { show: true, size: 4, width: 0, space: 0 }, paths: () => null };
 
-// The mean of each value and those before it; what is beyond the axis counts as its end.
+// The running mean; values beyond the axis count as its end.
 function smoothed(values, top) {
   return values.map((value, i) => {
     if (value === null) return null;
@@ -111,7 +111,7 @@ function smoothed(values, top) {
   });
 }
 
-// Where an axis ends that its few highest values do not flatten (as roq/observe/figures.py has it).
+// The top of an axis that ignores a few outliers (see usual_top in roq/observe/plots.py).
 function usualTop(lines) {
   const ordered = lines.flat().filter((value) => value !== null).sort((a, b) => a - b);
   if (ordered.length === 0) return null;
@@ -149,8 +149,8 @@ export class Charts {
       $("#chart-wait"),
       "Trainer, by version",
       [
-        { label: "waited for the batch", color: "--red" },
-        { label: "trained", color: "--blue", dash: dashed },
+        { label: "waiting for the batch", color: "--red" },
+        { label: "training", color: "--blue", dash: dashed },
       ],
       { ...seconds, cut: true },
     );
@@ -204,7 +204,7 @@ export class Charts {
   }
 }
 
-// Rates from the seconds in which something finished: the empty ones in between count as nothing.
+// Rates from the seconds in which something completed; the seconds between count as 0.
 function perSecond(seconds, origin, now) {
   if (seconds.length === 0) return { x: [], trajectories: [], tokens: [] };
   const start = Math.floor(origin / 1000) * 1000;
@@ -218,7 +218,7 @@ function perSecond(seconds, origin, now) {
     trajectories[bin] += second.trajectories / width;
     tokens[bin] += second.tokens / width;
   }
-  const whole = Math.max(1, bins - 1); // the last bin is not over yet
+  const whole = Math.max(1, bins - 1); // the last bin is incomplete
   const x = Array.from({ length: whole }, (_, i) => i * width);
   return { x, trajectories: trajectories.slice(0, whole), tokens: tokens.slice(0, whole) };
 }

@@ -13,7 +13,7 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-// Set only what differs: an unchanged node costs no layout.
+// Set only changed values, which avoids layout work.
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -22,7 +22,7 @@ export function setData(element, name, value) {
   if (element.dataset[name] !== value) element.dataset[name] = value;
 }
 
-// Keep as many children as there are rows, each shown by `show(element, row)`.
+// Create or remove children to match the rows, then update each with `show(element, row)`.
 export function list(parent, rows, create, show) {
   while (parent.children.length > rows.length) parent.lastElementChild.remove();
   while (parent.children.length < rows.length) parent.append(create());

@@ -1,16 +1,16 @@
-// The buffers as rows of slots. The grid compares the state with what it shows and changes only that; a
-// group that is found in another slot than before flies there.
+// The buffers as rows of slots. The grid updates only the differences between the state and the display;
+// a group in a new slot is animated there.
 
 import { make, setData, setText } from "./dom.js";
 import { Painter } from "./paint.js";
 import { buffers, parsePlace } from "./state.js";
 import { KINDS, slotText } from "./words.js";
 
-const SIZES = [60, 52, 44, 34, 26, 18]; // of a slot, px: the largest with which all buffers fit
-const HEAD = [164, 92]; // width of a row's head; on a narrow page
+const SIZES = [60, 52, 44, 34, 26, 18]; // slot sizes in px; the largest that fits all buffers is used
+const HEAD = [164, 92]; // width of a row's head: on a wide, on a narrow page
 const GAP = 3;
 const ROW_PAD = 8; // between rows
-const SLIDE_MS = 350; // of all rows, when one has left
+const SLIDE_MS = 350; // when a row is removed
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -22,8 +22,8 @@ export class Grid {
     this.body = make("div", { role: "presentation" });
     element.append(this.body);
     this.rows = new Map(); // buffer -> { element, badge, counts, cells, index }
-    this.shown = new Map(); // group -> its place on the screen
-    this.focus = null; // the place that Tab leads to
+    this.shown = new Map(); // group -> its place on screen
+    this.focus = null; // the place that Tab focuses
     this.config = null;
     element.addEventListener("keydown", (event) => this.#key(event));
     element.addEventListener("focusin", (event) => this.#look(event, true));
@@ -46,7 +46,7 @@ export class Grid {
     this.#measure();
   }
 
-  // ---- geometry: known, never asked of the browser ---------------------------------------------------
+  // ---- geometry: computed, never measured ------------------------------------------------------------
 
   #measure() {
     if (!this.config) return;
@@ -77,7 +77,7 @@ export class Grid {
 
   // ---- drawing ---------------------------------------------------------------------------------------
 
-  // `animate`: the state follows from the one shown, event by event.
+  // `animate`: the state follows directly from the displayed one.
   draw(state, animate) {
     const rows = buffers(state);
     const held = this.#focused() !== null;
@@ -105,14 +105,14 @@ export class Grid {
     if (this.focus === null || !this.#cell(this.focus)) this.#refocus(rows, held);
   }
 
-  // Where a group was on the screen; null when it was not.
+  // A group's position on screen; null if it was not visible.
   #origin(group, before) {
     const place = group && this.shown.get(group.group);
     const index = place && before.get(place[0]);
     return index === undefined || !place ? null : this.#point(index, place[1]);
   }
 
-  // Make the rows those of the state; whether anything has to be painted anew for it.
+  // Update the rows to match the state; returns whether a repaint is needed.
   #arrange(rows, moves) {
     const wanted = new Set(rows.map(({ buffer }) => buffer));
     let shift = 0;
@@ -168,7 +168,7 @@ export class Grid {
     return { element, badge, counts, cells, index: 0 };
   }
 
-  // Write down what has changed; the cells are painted afterwards.
+  // Record changes; the cells are painted later.
   #drawRow(state, { buffer, state: name, occupied, reserved, cells }, changed) {
     const row = this.rows.get(buffer);
     setData(row.element, "state", name);
@@ -233,7 +233,7 @@ export class Grid {
     this.#cell(place)?.setAttribute("tabindex", "0");
   }
 
-  // The focused row has gone: its slot of the first row takes over.
+  // The focused row was removed: focus the same slot in the first row.
   #refocus(rows, held) {
     if (rows.length === 0) return;
     const slot = this.focus === null ? 1 : parsePlace(this.focus)[1];

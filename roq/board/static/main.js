@@ -1,4 +1,4 @@
-// The page: messages in, pictures out, at most one a frame.
+// The page: receives messages and renders at most once per frame.
 
 import { Charts } from "./charts.js";
 import { $, setData, setText } from "./dom.js";
@@ -8,17 +8,17 @@ import { Player } from "./player.js";
 import { listen, steer } from "./stream.js";
 import { Timeline } from "./timeline.js";
 
-const PANELS_MS = 250; // how often text is written again
+const PANELS_MS = 250; // refresh interval of text
 const CHARTS_MS = 1000;
-const STEP = 400; // more events than so between two frames are a jump, not a motion
+const STEP = 400; // more events than this between two frames are not animated
 
 let run = "";
 let timeline = null;
-let grown = 0; // when the newest event came, on this machine's clock
-let steered = false; // the page may steer the run
-let told = null; // the newest status: what workers say of themselves
-let looked = null; // the slot that is pointed at or focused
-let shown = -1; // the position whose buffers the grid shows
+let grown = 0; // arrival of the newest event, on this machine's clock
+let steered = false; // the page may control the run
+let told = null; // the newest status, with the workers' reports
+let looked = null; // the hovered or focused slot
+let shown = -1; // the position that the grid shows
 let due = false;
 const written = { panels: 0, charts: 0 };
 
@@ -37,7 +37,7 @@ const charts = new Charts();
 listen({
   connected(on) {
     setData(document.body, "connected", String(on));
-    if (!on && timeline) say("The board's server does not answer; trying again.");
+    if (!on && timeline) say("The board's server does not respond; retrying.");
     else say(null);
   },
   begin(beginning) {
@@ -51,7 +51,7 @@ listen({
     player.reset(timeline, beginning.live);
     steered = beginning.control;
     $("#control").hidden = !steered;
-    setText($("#origin"), beginning.picture ? "Older events were trimmed: the history begins when this page was opened." : "");
+    setText($("#origin"), beginning.picture ? "Older events were trimmed: the history starts when this page was opened." : "");
     draw(true);
   },
   events(events) {
@@ -78,7 +78,7 @@ function say(message) {
 
 // ---- frames --------------------------------------------------------------------------------------------
 
-// `all`: the panels too, now and not when their time comes.
+// `all`: update the panels now instead of at their interval.
 function draw(all) {
   if (all) written.panels = written.charts = 0;
   if (due) return;
@@ -116,14 +116,14 @@ function frame(now) {
   if (player.playing) draw(false);
 }
 
-// The server's clock at what is looked at; live, it goes on between events.
+// The server's time at the displayed moment; when live, it advances between events.
 function timeAt(state, position) {
   if (player.playing) return Math.max(player.time, state.time);
   const going = player.live && player.growing && !state.ended && position === timeline.end;
   return going ? state.time + (performance.now() - grown) : state.time;
 }
 
-// `slots`: the state whose buffers the grid shows.
+// `slots`: the state that the grid shows.
 function drawPanels(state, slots, time, position) {
   drawHead(state, time, run);
   drawRunning(state, time);
@@ -142,7 +142,7 @@ function drawPanels(state, slots, time, position) {
 
 setInterval(() => timeline && draw(false), PANELS_MS);
 
-// ---- steering ------------------------------------------------------------------------------------------
+// ---- control -------------------------------------------------------------------------------------------
 
 async function act(action, body) {
   try {
@@ -157,9 +157,9 @@ $("#pause").addEventListener("click", () => act("pause"));
 $("#resume").addEventListener("click", () => act("resume"));
 $("#drop").addEventListener("click", (event) => {
   const group = Number(event.currentTarget.dataset.group);
-  if (confirm(`Drop group ${group}? What is generated for it so far is lost.`)) act("drop", { group });
+  if (confirm(`Drop group ${group}? Its generated tokens are lost.`)) act("drop", { group });
 });
 $("#workers").addEventListener("click", (event) => {
   const worker = event.target.closest(".drain")?.dataset.worker;
-  if (worker && confirm(`Drain worker ${worker}? It ends what it has, gets no more work, and leaves.`)) act("drain", { worker });
+  if (worker && confirm(`Drain worker ${worker}? It takes no new work, finishes what it has, and exits.`)) act("drain", { worker });
 });

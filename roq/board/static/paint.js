@@ -1,9 +1,9 @@
-// Slots on a canvas. 1,600 of them, each with a pattern, are too many for the browser to lay out and paint
-// as elements at every frame; the elements of the grid are there for pointers, keys and readers, and paint
-// nothing. What stands still is on one canvas, what flies on a second one above it.
+// Slots on a canvas: 1,600 patterned elements are too many for the browser to lay out and paint in every
+// frame. The grid's elements handle pointers, keys and screen readers, and paint nothing. Static slots are on
+// one canvas, moving ones on a second canvas above it.
 
 const FLY_MS = 420;
-const MOST_FLIGHTS = 80; // at once; more would only be a blur
+const MOST_FLIGHTS = 80; // at a time; more would be a blur
 const MOST_SPRITES = 2_000;
 
 export class Painter {
@@ -16,11 +16,11 @@ export class Painter {
       return canvas.getContext("2d");
     });
     this.sprites = new Map();
-    this.flights = new Map(); // "x y" of the goal -> flight
+    this.flights = new Map(); // "x y" of the target -> flight
     this.running = false;
   }
 
-  // Take the sizes in, CSS px, and forget everything drawn.
+  // Set the sizes, in CSS px, and clear everything.
   measure(width, height, slot) {
     this.width = width;
     this.height = height;
@@ -48,13 +48,13 @@ export class Painter {
     this.base.clearRect(0, 0, this.width, this.height);
   }
 
-  // Draw what a slot holds: null, or { kind, letter, label, version, done }.
+  // Draw a slot's content: null, or { kind, letter, label, version, done }.
   put(x, y, look) {
     this.flights.delete(`${x} ${y}`);
     this.#stamp(x, y, look);
   }
 
-  // As `put`, but it gets there from elsewhere: from a point, or out of nothing. False when too much flies.
+  // Like `put`, animated from a point or by fading in. Returns false if too many flights are active.
   fly(x, y, look, from) {
     if (this.flights.size >= MOST_FLIGHTS) return false;
     this.#stamp(x, y, null);
@@ -63,7 +63,7 @@ export class Painter {
     return true;
   }
 
-  // Leave to the right, and fade.
+  // Animate out to the right, fading.
   leave(x, y, look) {
     if (this.flights.size >= MOST_FLIGHTS) return;
     this.flights.set(`leave ${x} ${y}`, { x: x + 60, y, look, from: [x, y], start: null, gone: true });
@@ -107,7 +107,7 @@ export class Painter {
     this.over.globalAlpha = 1;
   }
 
-  // ---- what a slot looks like ------------------------------------------------------------------------
+  // ---- appearance of a slot --------------------------------------------------------------------------
 
   #sprite(look) {
     const small = this.slot < 26;
@@ -160,7 +160,7 @@ export class Painter {
     this.#write(pen, look);
   }
 
-  // Hatched, and along the bottom the share of the group's members that are complete.
+  // Hatched, with a bar at the bottom for the share of complete members.
   #hatch(pen, done) {
     const { slot } = this;
     pen.strokeStyle = this.color("reserved-hatch");

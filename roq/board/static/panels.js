@@ -1,5 +1,4 @@
-// Everything beside the grid and the curves: the head, running trajectories, workers, the ledger, a slot's
-// details, the newest events.
+// The panels: header, running trajectories, workers, ledger, details of a slot, newest events.
 
 import { buffers, ledger, running } from "./state.js";
 import { $, list, make, setData, setText } from "./dom.js";
@@ -40,11 +39,11 @@ function trainerText(state, now) {
   return `waiting for batch ${first.buffer}: ${first.occupied} complete, ${first.reserved} in progress, ${empty} empty${which}`;
 }
 
-// Above the grid of a run that is over: what the grid shows.
+// The caption above the grid of a run that has ended.
 export function drawOver(state, slots) {
-  let text = "The run has ended; its last batch is not in this history.";
-  if (slots !== state) text = slots.training ? `The run has ended. This is batch ${slots.training.version}, its last, while it was trained.` : "The run has ended. These were its last groups.";
-  else if (state.groups.size > 0) text = "The run has ended. These groups are left over.";
+  let text = "The run has ended. Its last batch is not in this history.";
+  if (slots !== state) text = slots.training ? `The run has ended. This is batch ${slots.training.version}, the last one, in training.` : "The run has ended. These were its last groups.";
+  else if (state.groups.size > 0) text = "The run has ended. These groups were not trained.";
   setText($("#over"), text);
   $("#over").hidden = !state.ended;
 }
@@ -54,7 +53,7 @@ export function drawOver(state, slots) {
 export function drawRunning(state, now) {
   const all = running(state);
   const longest = Math.max(1000, now - (all[0]?.since ?? now));
-  setText($("#running-count"), all.length > MOST_BARS ? `${count(all.length)}, the oldest ${MOST_BARS} shown` : count(all.length));
+  setText($("#running-count"), all.length > MOST_BARS ? `${count(all.length)}, showing the oldest ${MOST_BARS}` : count(all.length));
   list(
     $("#running"),
     all.slice(0, MOST_BARS),
@@ -72,10 +71,10 @@ export function drawRunning(state, now) {
 
 // ---- workers -------------------------------------------------------------------------------------------
 
-// `told`: what the workers say of themselves (live only), by name.
+// `told`: the workers' reports by name (live only).
 export function drawWorkers(state, now, told) {
   const workers = [...state.workers.values()].slice(0, MOST_WORKERS);
-  const more = state.workers.size > workers.length ? `, the first ${workers.length} shown` : "";
+  const more = state.workers.size > workers.length ? `, showing the first ${workers.length}` : "";
   setText($("#workers-count"), `${state.workers.size}${more}`);
   list(
     $("#workers tbody"),
@@ -105,16 +104,16 @@ export function drawWorkers(state, now, told) {
   );
 }
 
-// Shown where the page may steer (board.css); main.js hears it.
+// Visible if the page may control the run (board.css); main.js handles clicks.
 function drainCell() {
   return make("td", { class: "steer" }, make("button", { type: "button", class: "drain", text: "Drain" }));
 }
 
 function readInfo(text) {
   try {
-    return Object(JSON.parse(text)); // null and numbers are no objects
+    return Object(JSON.parse(text)); // null and numbers are not objects
   } catch {
-    return {}; // a worker may say what it likes of itself
+    return {}; // a custom worker's report can be any text
   }
 }
 
@@ -137,7 +136,7 @@ export function drawDetails(state, now, place) {
   const kind = group?.kind ?? "empty";
   $("#details").dataset.state = place === null ? "none" : kind;
   if (place === null || !group) {
-    setText($("#details-text"), place === null ? "Point at a slot, or move there with Tab and the arrow keys." : "Empty: the next Reserve may use it.");
+    setText($("#details-text"), place === null ? "Point at a slot, or select one with Tab and the arrow keys." : "Empty: available for the next Reserve.");
     list($("#details-members"), [], null, null);
     return null;
   }

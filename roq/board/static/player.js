@@ -1,4 +1,4 @@
-// Which moment is looked at: live, or a position in the history, standing or played.
+// The displayed moment: live, or a position in the history, paused or playing.
 
 import { $, setText } from "./dom.js";
 import { clock, count } from "./words.js";
@@ -7,11 +7,11 @@ export class Player {
   constructor(onChange) {
     this.onChange = onChange;
     this.timeline = null;
-    this.live = true; // at the end, and going with it
+    this.live = true; // follow the newest event
     this.playing = false;
     this.position = 0;
     this.time = 0; // ms on the server's clock, while playing
-    this.growing = true; // events may still come
+    this.growing = true; // more events may arrive
     this.slider = $("#slider");
     this.slider.addEventListener("input", () => this.seek(Number(this.slider.value)));
     $("#play").addEventListener("click", () => (this.playing ? this.pause() : this.play()));
@@ -30,7 +30,7 @@ export class Player {
     setText($("#live"), growing ? "Live" : "End");
   }
 
-  // The position that is looked at.
+  // The displayed position.
   at() {
     return this.live ? this.timeline.end : this.position;
   }
@@ -65,10 +65,10 @@ export class Player {
   #startClock() {
     if (!this.timeline) return;
     this.time = this.timeline.time(this.at());
-    this.since = 0; // of the newest step, ms
+    this.since = 0; // time of the last step, ms
   }
 
-  // Go on by so many milliseconds of a viewer's time.
+  // Advance by this many milliseconds of real time.
   tick(passed) {
     if (!this.playing) return;
     const [how, value] = $("#speed").value.split(" ");

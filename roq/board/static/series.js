@@ -1,13 +1,13 @@
-// What the curves are made of. It only grows; each entry knows the position of its event, so that a moment
-// of a replay shows what was known then.
+// The data of the charts. It only grows; each entry has its event's position, so a replay shows only the
+// entries up to its moment.
 
 import { timeOf } from "./state.js";
 
 export class Series {
   constructor(base, publishes) {
-    this.steps = []; // one for each publish
-    this.takes = []; // one for each batch: { position, staleness: [groups at 0, at 1, …] }, summed up so far
-    this.seconds = []; // { position, time, trajectories, tokens } of each second in which something finished
+    this.steps = []; // one per publish
+    this.takes = []; // one per batch: { position, staleness: [groups at 0, at 1, …] }, cumulative
+    this.seconds = []; // { position, time, trajectories, tokens } for each second in which something completed
     this.origin = null; // time of the first event
     this.last = base; // the sums at the newest publish
     this.taken = null; // the batch in training: { time, reward }
@@ -53,7 +53,7 @@ export class Series {
   #publish(state, event, position, time) {
     const metrics = event.metrics ? JSON.parse(event.metrics) : {};
     const before = this.last;
-    const passed = state.time && time ? Math.max(0, time - state.time) : 0; // since the event before this one
+    const passed = state.time && time ? Math.max(0, time - state.time) : 0; // since the previous event
     const workersMs = state.workersMs + passed * state.workers.size;
     const workersIdleMs = state.workersIdleMs + passed * state.idle;
     const attached = workersMs - before.workersMs;
@@ -71,7 +71,7 @@ export class Series {
     this.taken = null;
   }
 
-  // The entries of a list that were there at a position.
+  // The entries of a list up to a position.
   static upTo(list, position) {
     let low = 0;
     let high = list.length;

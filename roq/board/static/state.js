@@ -1,6 +1,6 @@
-// The run as its events tell it: a pure reducer. The same events give the same state, live or replayed.
+// The state of a run after its events: a pure reducer, the same live and in a replay.
 //
-// Groups and workers are never changed in place but replaced, so that a copy of the state is two maps.
+// Groups and workers are replaced, never changed in place, so copying the state copies only maps.
 
 export function initial(config) {
   return {
@@ -13,7 +13,7 @@ export function initial(config) {
     trainer: "",
     paused: false,
     ended: null, // the reason
-    partial: false, // events are missing: what they would have told is not known
+    partial: false, // events are missing
     issued: 0,
     trained: 0,
     filtered: 0,
@@ -46,7 +46,7 @@ export function parsePlace(place) {
   return [Number(place.slice(0, dot)), Number(place.slice(dot + 1))];
 }
 
-// Start from a picture that the server took (roq/board/picture.py) instead of from the run's creation.
+// Start from the server's picture (roq/board/picture.py) instead of the run's creation.
 export function restore(config, picture) {
   const state = initial(config);
   const { version, frontier, checkpoint, trainer, paused, issued, trained, filtered, discarded, requeued, dead } =
@@ -74,7 +74,7 @@ export function restore(config, picture) {
   return state;
 }
 
-// Take one event in. Unknown events change nothing but the time.
+// Apply one event. Unknown events change only the time.
 export function apply(state, event) {
   const time = timeOf(event);
   const passed = state.time === 0 ? 0 : Math.max(0, time - state.time);
@@ -86,7 +86,7 @@ export function apply(state, event) {
   return state;
 }
 
-// What each event does. A test holds the names to those that the library declares.
+// Handlers by event. A test compares the names with those the library declares.
 export const handlers = {
   created() {},
   gap(state) {
@@ -150,7 +150,7 @@ export const handlers = {
   },
   release: reopen,
   expired: reopen,
-  cancelled() {}, // the event after it says what the group has become
+  cancelled() {}, // the next event gives the group's new state
 
   occupy(state, event) {
     const number = Number(event.group);
@@ -239,7 +239,7 @@ function vacate(state, number) {
   put(state, { ...group, at: null });
 }
 
-// "group:from>to" in order.
+// Moves are written "group:from>to", in order.
 function move(state, event) {
   if (!event.moves) return;
   for (const one of event.moves.split(" ")) {
@@ -293,7 +293,7 @@ function reopen(state, event) {
   setMember(state, group, Number(event.member), { state: "pending" });
 }
 
-// The members of a group that has what it needs: what still runs is not wanted any more.
+// The members of a group that is complete: those still running are cancelled.
 function cancelled(state, members) {
   return members.map((member) => {
     if (member?.state === "leased") claim(state, member.worker, -1);
@@ -314,9 +314,9 @@ function end(state, event, fate) {
   state.groups.delete(number);
 }
 
-// ---- what is looked up in a state --------------------------------------------------------------------
+// ---- queries -----------------------------------------------------------------------------------------
 
-// The rows of the grid: the batch in training, then the buffers that may be reserved in.
+// The rows of the grid: the batch in training, then the buffers in the window.
 export function buffers(state) {
   const { eta, slots, batch_size: need, total_steps: total } = state.config;
   const rows = [];
@@ -342,7 +342,7 @@ export function buffers(state) {
   return rows;
 }
 
-// What runs now, the oldest first: { group, member, worker, v, since }; member 0 is post-processing.
+// Running trajectories, oldest first: { group, member, worker, v, since }; member 0 is post-processing.
 export function running(state) {
   const found = [];
   for (const group of state.groups.values()) {

@@ -1,5 +1,5 @@
-// The server's messages. The browser reconnects by itself and says which event it had last; where it gives
-// up (the answer was no stream), this tries again.
+// The server's messages. The browser reconnects by itself, sending the last event's id; if it gives up (the
+// response was not a stream), this retries.
 
 const AGAIN_MS = 1500;
 
@@ -32,7 +32,7 @@ export function listen(on) {
   open();
 }
 
-// Ask the server to steer the run; resolves to what it answers, rejects with a sentence.
+// Send a control action; resolves to the result, rejects with the error message.
 export async function steer(action, body) {
   const answer = await fetch(`api/${action}`, {
     method: "POST",

@@ -1,9 +1,9 @@
-// All events that the page knows, with copies of the state now and then, so that any moment is found fast.
+// All events known to the page, with periodic copies of the state for fast seeking.
 
 import { apply, copy, initial, restore, timeOf } from "./state.js";
 import { Series } from "./series.js";
 
-export const MOST_EVENTS = 200_000; // older ones are forgotten, a part at a time
+export const MOST_EVENTS = 200_000; // older ones are dropped, half at a time
 const EVERY = 2_000; // events between two copies
 
 export class Timeline {
@@ -12,14 +12,14 @@ export class Timeline {
     const base = beginning.picture ? restore(this.config, beginning.picture) : initial(this.config);
     this.series = new Series(base, beginning.picture?.publishes ?? []);
     this.events = [];
-    this.first = 0; // positions count from the page's first event; events[0] is at this one
+    this.first = 0; // the position of events[0]; positions count from the page's first event
     this.copies = [{ position: 0, state: base }]; // the state before the event at a position
     this.head = copy(base); // after all events
     this.filled = base.groups.size > 0 ? 0 : -1; // the newest position with a group in a slot or in training
-    this.cursor = { position: 0, state: copy(base) }; // what was looked at last
+    this.cursor = { position: 0, state: copy(base) }; // the state at the last position queried
   }
 
-  // How many events there are before the end; a moment is a position: the events before it have happened.
+  // The position after all events. A position is the number of events that have happened.
   get end() {
     return this.first + this.events.length;
   }
@@ -43,7 +43,7 @@ export class Timeline {
     this.first = position;
   }
 
-  // The state at a position. It is the timeline's own: look, do not keep.
+  // The state at a position. Owned by the timeline: do not keep or change it.
   at(position) {
     position = Math.min(Math.max(position, this.first), this.end);
     if (position === this.end) return this.head;
@@ -58,7 +58,7 @@ export class Timeline {
     return this.cursor.state;
   }
 
-  // The position whose buffers are to be seen: of a run that has ended and is empty, the last that was not.
+  // The position to show in the grid: if the run has ended and is empty, the last non-empty one.
   seen(position) {
     const { ended, groups } = this.at(position);
     return ended && groups.size === 0 && this.filled >= this.first ? this.filled : position;

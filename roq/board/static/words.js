@@ -1,4 +1,4 @@
-// How things are said: durations, numbers, slots, events.
+// Text for durations, numbers, slots and events.
 
 export function duration(seconds) {
   if (seconds < 10) return `${Math.max(0, seconds).toFixed(1)} s`;
@@ -30,7 +30,7 @@ export const KINDS = {
   training: { name: "Training", letter: "T" },
 };
 
-// A slot for those who do not see it.
+// A slot's label for screen readers.
 export function slotText(place, group) {
   if (!group) return `slot ${place}: Empty`;
   return `slot ${place}: ${KINDS[group.kind].name}, group ${group.group}, prompt ${group.ordinal}, version ${group.v}`;
@@ -47,17 +47,17 @@ function movesText({ moves }) {
 }
 
 export const sentences = {
-  created: () => "the run is created",
+  created: () => "run created",
   worker_joined: (e) => `worker ${e.worker} joins`,
   worker_left: (e) => `worker ${e.worker} leaves`,
   worker_lost: (e) => `worker ${e.worker} is lost`,
-  draining: (e) => `worker ${e.worker} is asked to leave`,
+  draining: (e) => `worker ${e.worker} is draining`,
   trainer_joined: (e) => `trainer ${e.trainer} joins`,
   reserve: (e) => `Reserve: group ${e.group} → ${e.at} at v${e.v_traj}, by ${e.worker}`,
   issue: (e) => `group ${e.group}: members ${e.members} issued to ${e.worker}`,
   reissue: (e) => `group ${e.group}: members ${e.members} issued again, to ${e.worker}`,
   complete: (e) => `group ${e.group}: member ${e.member} complete, reward ${short(Number(e.reward))}, ${e.tokens} tokens`,
-  cancelled: (e) => `group ${e.group}: members ${e.members} are not needed any more`,
+  cancelled: (e) => `group ${e.group}: members ${e.members} cancelled`,
   judging: (e) => `group ${e.group}: post-processing by ${e.worker}`,
   occupy: (e) => `Occupy: group ${e.group} → ${e.at}`,
   requeued: (e) => `group ${e.group} dropped, its prompt requeued: ${e.reason}`,
@@ -65,8 +65,8 @@ export const sentences = {
   filtered: (e) => `group ${e.group} filtered: ${e.reason}`,
   dead: (e) => `group ${e.group} became a dead letter: ${e.reason}`,
   revived: (e) => `prompt ${e.ordinal} revived`,
-  release: (e) => `group ${e.group}: member ${e.member} handed back by ${e.worker}${e.reason ? `: ${e.reason}` : ""}`,
-  expired: (e) => `group ${e.group}: member ${e.member} lost with the lease of ${e.worker}`,
+  release: (e) => `group ${e.group}: member ${e.member} released by ${e.worker}${e.reason ? `: ${e.reason}` : ""}`,
+  expired: (e) => `group ${e.group}: member ${e.member} lost: the lease of ${e.worker} expired`,
   take: (e) => `Take: batch ${e.version} goes to ${e.trainer}`,
   publish: (e) => `Publish: version ${e.version}`,
   checkpointed: (e) => `checkpoint ${e.version}`,

@@ -1,4 +1,4 @@
-"""The policies: what decides which prompts are generated when, and what is trained.
+"""The policies: they decide which prompts are generated when, and which groups are trained.
 
 One file each. A new one is a module here whose ``POLICY`` is a subclass of :class:`Policy` (or of
 :class:`~roq.sim.queue.QueuePolicy`), and a test.

@@ -141,7 +141,7 @@ class Roq(Policy):
     # -- over-sampling ------------------------------------------------------------------------------
 
     def _follow_cancellations(self) -> None:
-        """Stop what the library has cancelled, and free its places."""
+        """Stop the responses that the library has cancelled, and free their capacity."""
         for instance in self.world.instances:
             for claim in self.scheduler.renew(worker(instance), instance.version).cancelled:
                 sample = self._samples.get((claim.group, claim.member, claim.token))

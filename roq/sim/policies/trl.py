@@ -1,4 +1,4 @@
-"""TRL, asynchronous GRPO (``max_staleness`` eta): generation goes on, old groups are dropped when popped.
+"""TRL, asynchronous GRPO (``max_staleness`` eta): generation continues, old groups are dropped when popped.
 
 Admission is a cap on samples in flight, eta * B * G; finished ones do not count. A group's version is that at
 which its first sample began. Finished groups queue in the order in which they finish, and generation stops
