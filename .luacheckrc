@@ -6,8 +6,9 @@ std = {
     "math", "string", "table", "redis", "cjson", "cmsgpack", "struct", "bit", "KEYS", "ARGV",
     -- The client joins the files into one library (roq/protocol/library.py): each file of lua/lib is a local named
     -- after it, and the version and the revision are two more.
-    "arguments", "batches", "cancellations", "changes", "claims", "context", "events", "groups", "judging", "leases", "placement", "refuse",
-    "replies", "retire", "slots", "supply", "text", "trainers", "transition", "workers", "LIBRARY_VERSION",
+    "arguments", "batches", "cancellations", "changes", "claims", "context", "events", "groups", "judging", "leases",
+    "placement", "progress", "refuse", "replies", "retire", "slots", "supply", "text", "trainers", "transition",
+    "workers", "LIBRARY_VERSION",
     "LIBRARY_REVISION",
   },
 }

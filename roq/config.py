@@ -60,6 +60,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         lease_s: a worker that is silent for this long loses its claims.
         max_attempts: failed attempts at one member (its reward or engine failed, or its worker died; a
             release does not count) before its prompt is dead-lettered; also the limit of drops of one prompt.
+        pause_after_failures: pause the run, and issue nothing more, when this many attempts have failed and
+            none has succeeded: the prompts are not the cause then. ``roq up`` stops with an error.
         on_drop: what happens to a dropped prompt.
         filter_zero_variance: drop finished groups whose rewards are all equal (dynamic sampling).
         post_process: ``module:function`` that a worker runs over every finished group before it is placed
@@ -82,6 +84,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     total_steps: Positive | None = None
     lease_s: Annotated[float, Meta(ge=0.05, le=86400)] = 30.0
     max_attempts: Positive = 8
+    pause_after_failures: Positive | None = 32
     on_drop: Literal["requeue", "discard"] = "requeue"
     filter_zero_variance: bool = False
     post_process: Annotated[str, Meta(pattern=FUNCTION)] | None = None

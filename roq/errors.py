@@ -145,6 +145,10 @@ class Damaged(Refused):
 # ---- processes of a run --------------------------------------------------------------------------
 
 
+class RunIncomplete(RoqError):
+    """The run stopped before its goal; the message says why, counts its prompts, and says how to continue."""
+
+
 class ProcessFailed(RoqError):
     """A process failed too often in a row; the message ends with the last lines of its log."""
 

@@ -314,6 +314,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     ``window_end`` is the last buffer that the newest weights may reserve in; ``training`` the version
     being trained, None while the trainer waits; ``inflight`` the trajectories leased out; ``pending``
     the members waiting to be issued; ``payload_bytes`` the trajectory data now in Redis.
+    ``failed`` counts the failed attempts, ``last_failure`` is the newest one's error; ``failing`` is true for
+    a run that was paused because nothing but failures happened. ``end_reason`` says why the run has ended:
+    "prompts_exhausted" when the prompts could not fill another batch.
     """
 
     run: str = ""
@@ -325,7 +328,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     trainer: str = ""
     trainer_seen_s: float | None = None
     paused: bool = False
+    failing: bool = False
+    failed: int = 0
+    last_failure: str = ""
     ended: bool = False
+    end_reason: Literal["", "total_steps", "prompts_exhausted"] = ""
     signal: int = 0
     inflight: int = 0
     pending: int = 0

@@ -70,6 +70,7 @@ transition.define({
     end
 
     claims.complete(run, record, args)
+    progress.completed(run)
     events.log(run, "complete", {
       group = args.group,
       member = args.member,

@@ -11,7 +11,7 @@ Reply:
 Refusals:
   ROQ_FENCED   the claim was superseded
   ROQ_NO_GROUP no such group was ever issued
-Events: release, dead
+Events: release, dead; paused, when the first attempts have all failed
 ]]
 transition.define({
   name = "fail",
@@ -33,6 +33,7 @@ transition.define({
       "release",
       { group = args.group, member = args.member, worker = args.worker, failed = 1, reason = args.error }
     )
+    progress.failed(run, args.member, args.error)
     local status = leases.reopen(run, record, args.member, true, false, args.error)
     events.signal(run, "release")
     return { status = status }

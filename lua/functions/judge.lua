@@ -56,6 +56,7 @@ transition.define({
       refuse.with("INVALID", "keep must be 1 (train it) or 0 (filter it), not %d", args.keep)
     end
     local advantages = read_advantages(record, args.advantages)
+    progress.judged(run)
     if args.keep == 0 then
       return { status = retire.group(run, record, "filter", args.reason) }
     end

@@ -150,6 +150,8 @@ transition.define({
       refused = "exhausted"
     elseif leases.touch(run, args.worker).draining then
       refused = "draining"
+    elseif run.state.failing == 1 then
+      refused = "paused" -- nor are prompts that were admitted tried again
     else
       local more = leases.maintain(run)
       local asked = math.min(args.limit, MOST)

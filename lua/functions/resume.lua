@@ -14,6 +14,7 @@ transition.define({
   apply = function(run, args)
     if run.state.paused == 1 then
       context.set(run, "paused", 0)
+      progress.resumed(run)
       events.log(run, "resumed", { reason = args.reason, by = args.by })
       events.signal(run, "resume")
     end

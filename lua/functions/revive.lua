@@ -1,5 +1,6 @@
 --[[
-roq_revive: put a dead-lettered prompt back: it is issued again before any new one, with all its attempts.
+roq_revive: put a dead-lettered prompt back: it is issued again before any new one, with all its attempts. A run
+that ended because its prompts were used up continues.
 
 Arguments:
   request   identity of the call (lib/replies.lua)
@@ -10,20 +11,28 @@ Reply:
   status    "requeued"
 Refusals:
   ROQ_NOT_READY  it is not a dead letter
-  ROQ_ENDED      the run is over
-Events: revived
+  ROQ_ENDED      all steps are trained
+Events: revived, reopened
 ]]
 transition.define({
   name = "revive",
   arguments = { "request:text", "ordinal:integer", "reason:text", "by:text" },
   apply = function(run, args)
-    if run.state.ended == 1 then
-      refuse.with("ENDED", "the run is over after %d updates; nothing is issued any more", run.state.version)
+    local reason = progress.end_reason(run)
+    if reason == "total_steps" then
+      refuse.with(
+        "ENDED",
+        "all %d steps are trained; to continue, raise protocol.total_steps in the job file",
+        run.state.version
+      )
     end
     if not supply.revive(run, args.ordinal) then
       refuse.with("NOT_READY", "prompt %d is not a dead letter; `roq dead` lists them", args.ordinal)
     end
     events.log(run, "revived", { ordinal = args.ordinal, reason = args.reason, by = args.by })
+    if reason then
+      progress.reopen(run, "a dead letter was put back", args.by)
+    end
     events.signal(run, "revived")
     return { status = "requeued" }
   end,

@@ -43,6 +43,7 @@ local config_fields = {
   "total_steps",
   "lease_ms",
   "max_attempts",
+  "pause_after_failures",
   "on_drop",
   "filter_zero_variance",
   "post_process",
@@ -74,6 +75,11 @@ local state_fields = {
   "sweeping",
   "trainer_seen",
   "paused",
+  "completed",
+  "judged",
+  "failed",
+  "in_vain",
+  "failing",
   "ended",
   "revision",
 }
@@ -91,6 +97,12 @@ local optional = {
   dropping_since = true,
   sweeping = true,
   trainer_seen = true,
+  pause_after_failures = true,
+  completed = true,
+  judged = true,
+  failed = true,
+  in_vain = true,
+  failing = true,
 }
 -- The largest values, where loops depend on them: as roq/config.py has them; versions fit scores (lib/slots.lua).
 local largest = {

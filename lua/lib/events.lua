@@ -12,6 +12,8 @@ local declared = {
   created = {},
   -- all steps are trained, or the prompts are used up
   ended = { "reason:text" },
+  -- a run that had ended continues: prompts were put back, or there are more steps or epochs
+  reopened = { "reason:text?", "by:text?" },
   -- no new prompts are admitted
   paused = { "reason:text?", "by:text?" },
   -- new prompts are admitted again

@@ -13,10 +13,13 @@ from roq.events.event import Event
 from roq.observe.words import (
     LEGEND,
     SLOT_COLUMNS,
+    failures_text,
     heartbeat,
     heartbeat_age,
+    ledger_text,
     published_text,
     run_state,
+    shortfall,
     slot_cells,
     slot_row,
     slot_signs,
@@ -62,13 +65,11 @@ def status(target: Target, json_: bool) -> None:
     live = sum(worker.lease_left_s > 0 for worker in picture.workers)
     speed = tokens_per_s(picture.workers)
     click.echo(f"workers: {live} live, generating {speed:,.0f} tokens/s")
-    ledger = picture.ledger
-    parts = " + ".join(
-        f"{getattr(ledger, name)} {name.replace('_', ' ')}"
-        for name in ledger.__struct_fields__
-        if name != "issued"
-    )
-    click.echo(f"prompts: {ledger.issued} issued = {parts}")
+    click.echo(f"prompts: {ledger_text(picture.ledger)}")
+    if failures := failures_text(picture):
+        click.echo(f"failures: {failures}")
+    if why := shortfall(picture, config):
+        click.echo(f"stopped: {why}")
     click.echo(
         f"work: {picture.inflight} trajectories in flight, {picture.pending} waiting to be issued, "
         f"{size(picture.payload_bytes)} of finished data, checkpoint at step {picture.checkpoint}"

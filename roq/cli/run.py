@@ -20,13 +20,13 @@ from roq.cli.common import (
 )
 from roq.client import Scheduler
 from roq.config import load_job
-from roq.errors import ConfigError
-from roq.job.checks import check_job
+from roq.errors import ConfigError, RunIncomplete
+from roq.job.checks import check_job, check_supply
 from roq.job.prompts import load_prompts
 from roq.job.stored import create_run
 from roq.job.tokens import check_prompts_here
 from roq.observe.display import Display
-from roq.observe.summary import summary_lines
+from roq.observe.summary import Summary, summary_lines
 from roq.run.up import down as stop_everything
 from roq.run.up import up as run_up
 
@@ -56,11 +56,17 @@ def up(config: Path, json_: bool) -> None:
         raise SystemExit(128 + stopped_by)
     if json_:
         echo_json(summary)
-        return
+    else:
+        _show(summary, Path(load_job(config).run.dir))
+    if summary.shortfall:
+        raise RunIncomplete(summary.shortfall)
+
+
+def _show(summary: Summary, folder: Path) -> None:
     click.echo()
     for name, value in summary_lines(summary):
         click.echo(f"{name:<22}{value}")
-    click.echo(f"{'summary':<22}{Path(load_job(config).run.dir) / 'summary.json'}")
+    click.echo(f"{'summary':<22}{folder / 'summary.json'}")
 
 
 @click.command()
@@ -93,8 +99,9 @@ def init(config: Path, url: str | None, wait: float, json_: bool) -> None:
     check_job(job, config, engines_here=False)
     prompts = load_prompts(job.data)
     check_prompts_here(job, prompts, notice)
+    short = check_supply(job.protocol, len(prompts))
     wait_for_server(url, wait, notice)
-    warnings = check_server(url)
+    warnings = [*([short] if short else []), *check_server(url)]
     with Scheduler(url, job.run.name, retry_s=wait) as scheduler:
         new = create_run(scheduler, job, prompts)
     for warning in warnings:

@@ -233,8 +233,8 @@ class Replay:
         self.paused = paused
         self.on_paused(paused)
 
-    def _ended(self, _event: Event) -> None:
-        self.ended = True
+    def _ended(self, _event: Event, ended: bool) -> None:
+        self.ended = ended
 
     # -- events: a group ----------------------------------------------------------------------------
 
@@ -384,7 +384,8 @@ class Replay:
         "trainer_joined": _trainer_joined,
         "paused": partial(_admission, paused=True),
         "resumed": partial(_admission, paused=False),
-        "ended": _ended,
+        "ended": partial(_ended, ended=True),
+        "reopened": partial(_ended, ended=False),
         "reserve": _reserve,
         "issue": _issue,
         "reissue": partial(_issue, again=True),

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from roq.config import Job, Logging
+from roq.config import Job, Logging, RunConfig
 from roq.errors import ConfigError
 from roq.job.model_folder import is_hub_name
 from roq.weights.safetensors import check_weights, read_json
@@ -24,6 +24,7 @@ __all__ = [
     "check_lengths",
     "check_logging",
     "check_model",
+    "check_supply",
     "process_environment",
 ]
 
@@ -57,13 +58,47 @@ def check_job(job: Job, config_file: Path, *, engines_here: bool) -> None:
         check_logging(job.logging)
 
 
-def check_lengths(job: Job) -> None:
-    """Check that the trainer accepts the longest sequences that the job allows.
+def check_supply(protocol: RunConfig, prompts: int) -> str | None:
+    """Check that there are prompts enough; returns a warning when they end before ``total_steps``.
+
+    Args:
+        protocol: the job's. prompts: how many prompts there are.
 
     Raises:
-        ConfigError: prompt + response may be longer than ``trainer.max_seq_tokens``.
+        ConfigError: there are not enough for one batch.
+    """
+    if protocol.epochs is None:
+        return None
+    prompts = protocol.prompts or prompts
+    supply, batch = prompts * protocol.epochs, protocol.batch_size
+    have = f"{prompts} prompts x {protocol.epochs} epochs" if protocol.epochs > 1 else f"{prompts} prompts"
+    if supply < batch:
+        raise ConfigError(
+            f"{have} are fewer than protocol.batch_size = {batch}: not one step is possible; "
+            "give more prompts or epochs, or lower batch_size"
+        )
+    if protocol.total_steps is not None and protocol.total_steps * batch > supply:
+        return (
+            f"{have} in batches of {batch} are enough for {supply // batch} steps, protocol.total_steps is "
+            f"{protocol.total_steps}: it will end early; give more prompts or epochs, or lower total_steps"
+        )
+    return None
+
+
+def check_lengths(job: Job) -> None:
+    """Check that both engines take the longest sequences that the job allows.
+
+    Raises:
+        ConfigError: prompt and response may be longer than ``trainer.max_seq_tokens``, or
+            ``rollout.engine.max_model_len``, together.
     """
     longest = job.data.max_prompt_tokens + job.rollout.max_tokens
+    engine = job.rollout.engine.get("max_model_len")
+    if isinstance(engine, int) and engine < longest:
+        raise ConfigError(
+            f"rollout.engine.max_model_len = {engine} is less than data.max_prompt_tokens + "
+            f"rollout.max_tokens = {longest}; raise it or leave it out, or lower those"
+        )
     if longest > job.trainer.max_seq_tokens:
         raise ConfigError(
             f"trainer.max_seq_tokens = {job.trainer.max_seq_tokens} is less than data.max_prompt_tokens + "

@@ -11,7 +11,16 @@ import msgspec
 
 from roq.config import RunConfig
 from roq.observe.metrics_log import Records
-from roq.observe.words import remaining, step_line, step_of, total_steps, trainer_text, worker_doing
+from roq.observe.words import (
+    failures_text,
+    ledger_text,
+    remaining,
+    step_line,
+    step_of,
+    total_steps,
+    trainer_text,
+    worker_doing,
+)
 from roq.types import Status
 
 __all__ = ["Display", "View"]
@@ -34,6 +43,7 @@ class Display:
         self._out, self._live = out, out.isatty()
         self._shown: int | None = None
         self._said_at = time.monotonic()
+        self._failed, self._failed_at = 0, self._said_at
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -52,11 +62,20 @@ class Display:
             left = remaining(view.records.steps, total) if number == len(lines) - 1 else None
             self.say(step_line(lines[number], total, left))
         self._shown = len(lines)
+        self._failures(view.status)
         if self._live:
             text = f"{step_of(view.status.version, view.config)}: {_status_text(view.status)}"
             click.echo(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}", file=self._out, nl=False)
         elif time.monotonic() - self._said_at > SILENCE_S:
             self.say(_status_text(view.status))
+
+    def _failures(self, status: Status) -> None:
+        """Say how many attempts failed: the first, then as they double or go on for a while."""
+        new, now = status.failed - self._failed, time.monotonic()
+        if new > 0 and (new >= self._failed or now - self._failed_at > SILENCE_S):
+            self._failed, self._failed_at = status.failed, now
+            dead = f"`roq dead` lists the {status.ledger.dead} prompts given up" if status.ledger.dead else ""
+            self.say(f"{failures_text(status)}; {dead or '`roq dead` lists prompts that fail too often'}")
 
     def close(self) -> None:
         """Clear the status line."""
@@ -68,4 +87,6 @@ def _status_text(status: Status) -> str:
     doing = {worker_doing(worker) for worker in status.workers} - {""}
     count = len(status.workers)
     workers = ", ".join(sorted(doing)) or (f"{count} attached" if count else "starting")
-    return f"trainer {trainer_text(status)}; workers: {workers}"
+    lost = status.ledger.dead + status.ledger.filtered + status.ledger.discarded
+    counts = f"; prompts: {ledger_text(status.ledger)}" if lost else ""
+    return f"trainer {trainer_text(status)}; workers: {workers}{counts}"

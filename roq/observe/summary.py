@@ -16,6 +16,7 @@ import msgspec
 from roq.config import RunConfig
 from roq.observe.metrics_log import Records, Step
 from roq.observe.timeline import WaitShares
+from roq.observe.words import ledger_text, shortfall
 from roq.text import clock, size
 from roq.types import Ledger, Status
 
@@ -62,6 +63,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run: its name.
         ended: it reached its end (all steps trained or prompts used up).
+        shortfall: why the run stopped before its goal, in one line with the counts of prompts; None when it
+            did not.
         steps: updates published.
         eta: the configured maximum staleness.
         max_staleness: the greatest staleness of any trained group.
@@ -87,6 +90,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     ended: bool
+    shortfall: str | None
     steps: int
     eta: int
     max_staleness: int
@@ -136,6 +140,7 @@ def summarize(
     return Summary(
         run=status.run,
         ended=status.ended,
+        shortfall=shortfall(status, config),
         steps=status.version,
         eta=config.eta,
         max_staleness=max((step.staleness_max for step in steps), default=0),
@@ -226,12 +231,6 @@ def write_summary(summary: Summary, run_dir: str | Path) -> Path:
 
 def summary_lines(summary: Summary) -> list[tuple[str, str]]:
     """Return the summary as a human-readable table: rows of (name, value)."""
-    ledger = summary.ledger
-    parts = [
-        f"{getattr(ledger, name)} {name.replace('_', ' ')}"
-        for name in ("trained", "in_slots", "requeued", "filtered", "discarded", "dead")
-        if getattr(ledger, name) or name == "trained"
-    ]
 
     def share(value: float | None) -> str:
         return _text(value, ".2%")
@@ -252,10 +251,7 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
             "staleness",
             f"at most {summary.max_staleness}, limit {summary.eta}; trajectories: {histogram or 'none'}",
         ),
-        (
-            "prompts",
-            f"{ledger.issued} issued = {' + '.join(parts)}" + ("" if ledger.balanced else " (WRONG SUM)"),
-        ),
+        ("prompts", ledger_text(summary.ledger)),
         (
             "log-prob difference",
             f"{_text(summary.logprob_abs_diff_mean, '.2e')} between engine and trainer with the same weights",

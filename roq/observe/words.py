@@ -9,18 +9,21 @@ import msgspec
 from roq.config import RunConfig
 from roq.events.event import Event
 from roq.observe.metrics_log import Step
-from roq.text import clock
-from roq.types import BufferStatus, SlotStatus, Status, WorkerStatus
+from roq.text import clock, one_line
+from roq.types import BufferStatus, Ledger, SlotStatus, Status, WorkerStatus
 
 __all__ = [
     "LEGEND",
     "SLOT_COLUMNS",
     "event_text",
+    "failures_text",
     "heartbeat",
     "heartbeat_age",
+    "ledger_text",
     "published_text",
     "remaining",
     "run_state",
+    "shortfall",
     "slot_cells",
     "slot_row",
     "slot_signs",
@@ -36,6 +39,7 @@ __all__ = [
     "worker_version",
 ]
 
+LONGEST_ERROR = 300  # characters of the latest failure in a line
 OCCUPIED, RESERVED, EMPTY = "■", "▨", "·"
 LEGEND = f"{OCCUPIED} Occupied  {RESERVED} Reserved  {EMPTY} Empty"
 STEP_FORMS = (
@@ -70,10 +74,54 @@ def step_of(version: int, config: RunConfig) -> str:
     return f"step {version}" + (f" of {total}" if total else "")
 
 
+def ledger_text(ledger: Ledger) -> str:
+    """``12 issued = 8 trained + 4 dead``: the whereabouts of every prompt, those of none left out."""
+    parts = [
+        f"{count} {name.replace('_', ' ')}"
+        for name, count in msgspec.structs.asdict(ledger).items()
+        if name != "issued" and (count or name == "trained")
+    ]
+    return f"{ledger.issued} issued = {' + '.join(parts)}" + ("" if ledger.balanced else " (WRONG SUM)")
+
+
+def failures_text(status: Status) -> str:
+    """``12 attempts failed, latest: TypeError: …``; empty when none did."""
+    if not status.failed:
+        return ""
+    times = "1 attempt" if status.failed == 1 else f"{status.failed} attempts"
+    return f"{times} failed, latest: {one_line(status.last_failure)[:LONGEST_ERROR]}"
+
+
+def shortfall(status: Status, config: RunConfig) -> str | None:
+    """Why a run stopped before its goal, the counts, and how to continue; None while nothing is wrong.
+
+    The goal is ``total_steps``, or at least one step.
+    """
+    goal = f" of {config.total_steps}" if config.total_steps else ""
+    at = f"after {status.version}{goal} steps"
+    counts = f"prompts: {ledger_text(status.ledger)}"
+    failures = failures_text(status)
+    if status.failing and not status.ended:
+        return (
+            f"the run was paused {at}: the first {failures}; {counts}. Fix the cause, then start `roq up` "
+            "again, or without it `roq resume`"
+        )
+    if not status.ended or status.version >= (config.total_steps or 1):
+        return None
+    ways = ["raise protocol.epochs"]
+    if status.ledger.dead:
+        ways.insert(0, "fix the cause and put dead letters back (`roq dead --revive-all`)")
+    return (
+        f"the run ended {at}: the prompts cannot fill another batch of {config.batch_size}; {counts}"
+        f"{'; ' if failures else ''}{failures}. To continue: {', or '.join(ways)}; then start it again"
+    )
+
+
 def trainer_text(status: Status) -> str:
     """Describe what the trainer is doing, or which slots it is waiting for and who holds them."""
     if status.ended:
-        return "the run has ended"
+        short = status.end_reason == "prompts_exhausted"
+        return "the run has ended: the prompts are used up" if short else "the run has ended"
     if status.training is not None:
         return f"training batch {status.training}"
     first = next((buffer for buffer in status.buffers if buffer.buffer == status.frontier), None)

@@ -23,7 +23,7 @@ from roq.client import Scheduler
 from roq.config import Job, RunConfig, load_job
 from roq.errors import RoqError, ServerUnavailable
 from roq.events.follow import read_events
-from roq.job.checks import check_engines, check_job, process_environment
+from roq.job.checks import check_engines, check_job, check_supply, process_environment
 from roq.job.prompts import load_prompts
 from roq.job.stored import create_run
 from roq.job.tokens import check_prompts_here
@@ -75,6 +75,8 @@ def up(
 ) -> tuple[Summary | None, int]:
     """Run the job to its end; returns the summary, or None and the number of the signal that stopped it.
 
+    A run that stopped before its goal says so in ``Summary.shortfall``.
+
     Raises:
         ConfigError, UnsuitableServer, ConfigMismatch: the input is invalid; nothing was changed.
         RoqError: the trainer, all workers or the server failed for good; all were stopped.
@@ -88,6 +90,8 @@ def up(
     weight_store(job.run)  # checks that its driver is installed
     prompts = load_prompts(job.data)
     check_prompts_here(job, prompts, display.say)
+    if (warning := check_supply(job.protocol, len(prompts))) is not None:
+        display.say(f"warning: {warning}")
     folder = Path(job.run.dir)
     server = EmbeddedServer(folder) if job.redis.url is None else None
     if job.redis.url is not None:
@@ -110,6 +114,9 @@ def up(
             with Scheduler(url, job.run.name, retry_s=10.0) as scheduler:
                 create_run(scheduler, job, prompts)
                 protocol = scheduler.config()
+                if scheduler.status().failing:
+                    display.say("the run was paused because attempts failed; admitting prompts again")
+                    scheduler.resume("roq up was started again")
         except BaseException:
             if server is not None and started:
                 server.stop()
@@ -237,7 +244,7 @@ class _Watch:
         self._scheduler.close()
 
     def run(self, signals: list[int]) -> bool:
-        """Watch until the run is over (True) or a signal came (False).
+        """Watch until the run is over or nothing but failures happens (True), or a signal came (False).
 
         Raises:
             RoqError: a process or the server failed for good.
@@ -248,9 +255,11 @@ class _Watch:
         while not (self.last.ended and self._supervisor.trainer_finished):
             if signals:
                 return False
+            if self.last.failing:
+                break
             self._step()
         # The workers notice the end by themselves; they may still be releasing work.
-        deadline = time.monotonic() + _grace(self._job)
+        deadline = time.monotonic() + (_grace(self._job) if self.last.ended else 0.0)
         while not self._supervisor.finished and not signals and time.monotonic() < deadline:
             self._step()
         self._supervisor.stop(_grace(self._job), hurry=lambda: bool(signals))

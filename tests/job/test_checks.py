@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from roq import ConfigError
-from roq.job.checks import check_model
+from roq import ConfigError, RunConfig
+from roq.config import Data, Job, Model, Rollout, Run
+from roq.job.checks import check_lengths, check_model, check_supply
 
 
 def weights(header: Any) -> bytes:
@@ -112,3 +113,38 @@ def test_a_model_without_a_tokenizer(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match="tokenizer"):
         check_model(str(model), engines_here=False, max_model_len=100)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "prompts", "possible"),
+    [
+        (RunConfig(eta=0, batch_size=4, total_steps=2), 8, None),
+        (RunConfig(eta=0, batch_size=4, epochs=2), 7, None),
+        (RunConfig(eta=0, batch_size=4, total_steps=3), 11, "2 steps"),
+        (RunConfig(eta=0, batch_size=4, epochs=3, total_steps=9), 11, "8 steps"),
+        (RunConfig(eta=0, batch_size=4, epochs=None, total_steps=9), 1, None),
+    ],
+)
+def test_prompts_that_end_before_the_steps(protocol: RunConfig, prompts: int, possible: str | None) -> None:
+    warning = check_supply(protocol, prompts)
+    assert (warning is None) if possible is None else (warning is not None and possible in warning)
+
+
+def test_prompts_that_fill_no_batch() -> None:
+    with pytest.raises(ConfigError, match=r"3 prompts.*batch_size = 4"):
+        check_supply(RunConfig(eta=0, batch_size=4), 3)
+
+
+def test_an_engine_that_takes_shorter_sequences_than_the_job_allows() -> None:
+    def job(max_model_len: int) -> Job:
+        return Job(
+            run=Run(name="x", dir="/x"),
+            protocol=RunConfig(eta=0, batch_size=1),
+            model=Model(path="/m"),
+            data=Data(file="/f", max_prompt_tokens=32),
+            rollout=Rollout(max_tokens=32, engine={"max_model_len": max_model_len}),
+        )
+
+    check_lengths(job(64))
+    with pytest.raises(ConfigError, match=r"max_model_len = 63 .* 64"):
+        check_lengths(job(63))

@@ -269,6 +269,7 @@ def main(
         group_candidates=candidates,
         post_process="module:function" if post_process else None,
         max_attempts=2,
+        pause_after_failures=None,
     )
     with tempfile.TemporaryDirectory(prefix="roq-search-") as folder:
         server = Server("valkey", Path(folder))

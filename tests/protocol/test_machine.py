@@ -42,6 +42,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
         total_steps=draw(st.sampled_from([None, None, 4])),
         max_inflight=draw(st.sampled_from([None, None, 3])),
         max_attempts=draw(st.sampled_from([2, 8])),
+        pause_after_failures=None,
         on_drop=draw(st.sampled_from(["requeue", "discard"])),
         filter_zero_variance=group > 1 and draw(st.booleans()),
         post_process=draw(st.sampled_from([None, "module:function"])),

@@ -73,7 +73,7 @@ def test_dead_letters_are_listed_and_come_back_first(sched: Scheduler) -> None:
 
 def test_many_dead_letters(sched: Scheduler) -> None:
     """More than one page of them."""
-    sched.create(RunConfig(eta=0, batch_size=1, max_attempts=1))
+    sched.create(RunConfig(eta=0, batch_size=1, max_attempts=1, pause_after_failures=None))
     count = 2500
     for _ in range(count):
         bury(sched)
@@ -104,6 +104,67 @@ def test_a_revived_prompt_keeps_the_run_going(sched: Scheduler) -> None:
     assert claim.ordinal == ordinal
     sched.complete(claim, trajectory(0))
     assert sched.take("t0") is not None
+
+
+def test_a_dead_letter_that_comes_back_continues_a_run_that_ended_for_want_of_prompts(
+    sched: Scheduler,
+) -> None:
+    sched.create(RunConfig(eta=0, batch_size=1, max_attempts=1, prompts=1, total_steps=1))
+    ordinal = bury(sched)
+    assert sched.take("t0") is None
+    status = sched.status()
+    assert (status.ended, status.end_reason) == (True, "prompts_exhausted")
+    sched.revive(ordinal)
+    assert not sched.status().ended
+    assert sched.verify() == []
+    (claim,) = sched.reserve("w0", 0, 1).reservations
+    sched.complete(claim, trajectory(0))
+    assert sched.take("t0") is not None
+    sched.publish(1, "w/1", "t0")
+    status = sched.status()
+    assert (status.ended, status.end_reason) == (True, "total_steps")
+    assert [e["event"] for _, e in events_of(sched)].count("reopened") == 1
+    assert sched.audit().problems == []
+
+
+def test_a_run_in_which_every_attempt_fails_is_paused(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=4, pause_after_failures=3))
+    claims = sched.reserve("w0", 0, 4).reservations
+    for claim in claims[:2]:
+        sched.fail(claim, "no such tool")
+    assert not sched.status().failing
+    sched.fail(claims[2], "no such file")
+    status = sched.status()
+    assert (status.paused, status.failing, status.failed) == (True, True, 3)
+    assert status.last_failure == "no such file"
+    grant = sched.reserve("w0", 0, 4)
+    assert (grant.reservations, grant.refused) == ([], "paused"), (
+        "what was admitted is not tried again either"
+    )
+    sched.resume("fixed")
+    assert not sched.status().failing
+    retried, *_ = sched.reserve("w0", 0, 4).reservations
+    assert retried.attempt == 2
+    for _ in range(2):
+        sched.fail(retried, "no such tool")
+        retried, *_ = sched.reserve("w0", 0, 4).reservations
+    assert not sched.status().failing, "the first attempts are forgiven"
+    sched.complete(claims[3], trajectory(0))
+    for _ in range(3):
+        sched.fail(retried, "no such tool")
+        retried, *_ = sched.reserve("w0", 0, 4).reservations
+    assert not sched.status().failing, "not all attempts failed"
+    assert sched.verify() == []
+    assert sched.audit().problems == []
+
+
+def test_post_processing_that_always_fails_pauses_the_run(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=1, batch_size=4, post_process="mine:judge", pause_after_failures=2))
+    for claim in sched.reserve("w0", 0, 2).reservations:
+        judgement = sched.complete(claim, trajectory(0)).judgement
+        assert judgement is not None
+        sched.fail(judgement, "no such tool")
+    assert sched.status().failing
 
 
 def test_what_people_do_says_who_and_why(sched: Scheduler) -> None:

@@ -276,3 +276,56 @@ def test_on_a_server_of_ones_own(job: Job, folder: Path, url: str, start_up: Sta
     assert summary(folder)["steps"] == 6
     assert EmbeddedServer(folder / "server").alive, "a server that up did not start is not stopped"
     assert not (folder / "run" / "server").exists()
+
+
+def test_too_few_prompts_for_one_batch_are_refused(job: Job, folder: Path, start_up: Start) -> None:
+    code, output = end(start_up(job(protocol__batch_size=9, protocol__epochs=1)))
+    assert code == 1  # the driver's; `roq up` gives 2
+    assert "ConfigError" in output
+    assert "batch_size = 9" in output
+    assert not (folder / "run").exists()
+
+
+def test_a_run_that_only_fails_is_paused_and_continues_when_the_cause_is_fixed(
+    job: Job, folder: Path, start_up: Start
+) -> None:
+    (folder / "failing").touch()
+    file = job(protocol__pause_after_failures=12)
+    code, output = end(start_up(file))
+    assert (code, output.splitlines()[-1].partition(":")[0]) == (1, "RunIncomplete"), output
+    assert "attempts failed, latest: TypeError: the reward is a dict; `roq dead`" in output, "as it happens"
+    found = summary(folder)
+    assert (found["ended"], found["steps"]) == (False, 0)
+    assert "TypeError: the reward is a dict" in found["shortfall"]
+    assert found["ledger"]["dead"] <= 2, "not all prompts are used up"
+    assert pids(folder) == {}
+    (folder / "failing").unlink()
+    code, output = end(start_up(file))
+    assert code == 0, output
+    assert whole(folder, 6)["shortfall"] is None
+
+
+def test_a_run_that_ended_with_dead_prompts_continues_with_them(
+    job: Job, folder: Path, start_up: Start, roq: Callable[..., Any]
+) -> None:
+    """8 prompts for 3 steps of 2: they all die, are put back, and suffice."""
+    (folder / "failing").touch()
+    file = job(protocol__epochs=1, protocol__total_steps=3, protocol__max_attempts=1)
+    code, output = end(start_up(file))
+    assert (code, output.splitlines()[-1].partition(":")[0]) == (1, "RunIncomplete"), output
+    found = summary(folder)
+    assert (found["ended"], found["ledger"]["dead"]) == (True, 8)
+    assert "8 dead" in found["shortfall"]
+    assert "8 dead" in roq("status", file).stdout
+    (folder / "failing").unlink()
+    assert roq("dead", file, "--revive-all").returncode == 0
+    code, output = end(start_up(file))
+    assert code == 0, output
+    assert whole(folder, 3)["ledger"]["dead"] == 0
+
+
+def test_a_run_that_must_end_early_says_so_first(job: Job, folder: Path, start_up: Start) -> None:
+    code, output = end(start_up(job(protocol__epochs=1, protocol__total_steps=5)))
+    assert "warning: 8 prompts in batches of 2 are enough for 4 steps" in output
+    assert (code, output.splitlines()[-1].partition(":")[0]) == (1, "RunIncomplete"), output
+    assert summary(folder)["steps"] == 4

@@ -27,4 +27,6 @@ try:
     )
 except RoqError as error:
     sys.exit(f"{type(error).__name__}: {error}")
+if summary is not None and summary.shortfall:
+    sys.exit(f"RunIncomplete: {summary.shortfall}")
 sys.exit(0 if summary is not None else 128 + number)

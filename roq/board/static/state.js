@@ -206,6 +206,9 @@ export const handlers = {
   ended(state, { reason }) {
     state.ended = reason ?? "ended";
   },
+  reopened(state) {
+    state.ended = null;
+  },
 };
 
 const newWorker = (worker, since) => ({

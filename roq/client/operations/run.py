@@ -124,5 +124,6 @@ def config_from_fields(fields: Mapping[str, str]) -> RunConfig:
         if value is not None:
             values[seconds] = float(str(value)) / 1000
     values["filter_zero_variance"] = values["filter_zero_variance"] == "1"
-    values.setdefault("epochs", None)  # no field means endless, which is not the default
+    for name in ("epochs", "pause_after_failures"):  # no field means none, which is not the default
+        values.setdefault(name, None)
     return msgspec.convert(values, RunConfig, strict=False)
