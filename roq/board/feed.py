@@ -28,6 +28,7 @@ from roq.events.archive import archived_config, read_archive
 from roq.events.event import BEGINNING, Event, id_order
 from roq.protocol import functions
 from roq.protocol.snapshot import Snapshot
+from roq.text import printable_values
 
 __all__ = ["ArchiveFeed", "Feed", "Message", "RunFeed", "config_of"]
 
@@ -51,6 +52,11 @@ class Message(msgspec.Struct, frozen=True):
     kind: str
     data: bytes = b"{}"
     id: str | None = None
+
+    @classmethod
+    def of(cls, kind: str, value: object, id: str | None = None) -> Message:  # noqa: A002
+        """A message of JSON, its text made printable: a page shows what others wrote."""
+        return cls(kind, msgspec.json.encode(printable_values(msgspec.to_builtins(value))), id)
 
     def encode(self) -> bytes:
         """Encode in the wire format."""
@@ -90,8 +96,7 @@ def config_of(config: RunConfig) -> dict[str, Any]:
 
 
 def _events(page: list[Event]) -> Message:
-    data = msgspec.json.encode([{"id": event.id, **event.fields} for event in page])
-    return Message("events", data, page[-1].id)
+    return Message.of("events", [{"id": event.id, **event.fields} for event in page], page[-1].id)
 
 
 class RunFeed:
@@ -172,11 +177,11 @@ class RunFeed:
             if self._watching:
                 with contextlib.suppress(RoqError):  # the reader reports it
                     status = await self._scheduler.status()
-                    self._status = Message("status", msgspec.json.encode(status))
+                    self._status = Message.of("status", status)
                     self._tell()
 
     async def _failed(self, error: RoqError) -> None:
-        self._trouble = Message("trouble", msgspec.json.encode({"message": str(error)}))
+        self._trouble = Message.of("trouble", {"message": str(error)})
         self._tell()
         await asyncio.sleep(RETRY_S)
 
@@ -197,7 +202,7 @@ class RunFeed:
                         yield message
                     after = None
                 except RoqError as error:
-                    yield Message("trouble", msgspec.json.encode({"message": str(error)}))
+                    yield Message.of("trouble", {"message": str(error)})
                     await asyncio.sleep(RETRY_S)
         finally:
             self._watching -= 1
@@ -269,19 +274,8 @@ class RunFeed:
         if first and first[0][1].get(b"event") != b"created":
             at, look = await self._look_at_once()
             begun = picture(look, await self._publishes(at))
-        return Message(
-            "begin",
-            msgspec.json.encode(
-                {
-                    "run": self.run,
-                    "config": config_of(config),
-                    "live": True,
-                    "control": self._control,
-                    "picture": begun,
-                }
-            ),
-            at,
-        )
+        begin = {"run": self.run, "config": config_of(config), "live": True, "control": self._control}
+        return Message.of("begin", begin | {"picture": begun}, at)
 
     async def _look_at_once(self) -> tuple[str, Snapshot]:
         """Read the complete state, and the id of the newest event included in it."""
@@ -338,7 +332,7 @@ class ArchiveFeed:
         """Yield the archive's events, then ``end``."""
         if after is None:
             begin = {"run": self.run, "config": config_of(self._config), "live": False, "control": False}
-            yield Message("begin", msgspec.json.encode(begin | {"picture": None}), BEGINNING)
+            yield Message.of("begin", begin | {"picture": None}, BEGINNING)
         known = id_order(after or BEGINNING)
         events = read_archive(self._path)
         while not self._stopped:

@@ -13,6 +13,7 @@ from roq.admin.doctor import Finding, examine
 from roq.cli.common import (
     Target,
     as_json,
+    echo,
     echo_json,
     notice,
     redis_option,
@@ -81,7 +82,7 @@ def acl(
         lines = setuser_commands(chosen, runs, prefix, passwords)
         notice("the user default is unchanged; run ACL SETUSER default off once all clients use these users")
     for line in lines:
-        click.echo(line)
+        echo(line)
 
 
 @click.command("export")
@@ -131,7 +132,7 @@ def _tell(done: Backup, what: str, json_: bool) -> None:
     if json_:
         echo_json(done)
         return
-    click.echo(
+    echo(
         f"run {done.run} at step {done.version} {what}: {done.trajectories} trajectories, "
         f"{done.events} events, {size(done.bytes)}"
     )
@@ -168,7 +169,7 @@ def doctor(config: Path | None, url: str | None, run: str | None, json_: bool) -
         for finding in examine(url, run, job):
             findings.append(finding)
             if not json_:
-                click.echo(f"{SIGNS[finding.state]} {finding.name:<12} {finding.text}")
+                echo(f"{SIGNS[finding.state]} {finding.name:<12} {finding.text}")
     finally:
         if asleep is not None and woken:
             asleep.stop()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from roq.cli.common import NO_RUN_OR_ARCHIVE, Target, exit_on_sigterm, notice, optional_target
+from roq.cli.common import NO_RUN_OR_ARCHIVE, Target, echo, exit_on_sigterm, notice, optional_target
 from roq.client.async_scheduler import AsyncScheduler
 from roq.errors import ConfigError
 
@@ -81,7 +81,7 @@ def board(
                 with target.scheduler() as scheduler:
                     config = scheduler.config()
             feed = ArchiveFeed(file, config)
-            click.echo(f"board of {feed.run} from {file}: {url}")
+            echo(f"board of {feed.run} from {file}: {url}")
             serve(feed, None, listener, hosts=hosts)
             return
         assert target is not None
@@ -89,7 +89,7 @@ def board(
             scheduler.config()  # report an unknown run here, not in the browser
             feed = RunFeed(target.url, target.run, control=allow_control)
             steer = AsyncScheduler(target.url, target.run, retry_s=5.0) if allow_control else None
-            click.echo(f"board of run {target.run}: {url}" + " (control allowed)" * allow_control)
+            echo(f"board of run {target.run}: {url}" + " (control allowed)" * allow_control)
             serve(feed, steer, listener, hosts=hosts)
 
 

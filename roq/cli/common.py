@@ -22,6 +22,7 @@ from roq.config import load_job
 from roq.errors import ConfigError, RoqError, UnknownRun
 from roq.processes import report_error
 from roq.run.embedded_server import EmbeddedServer
+from roq.text import printable
 
 __all__ = [
     "NO_RUN_OR_ARCHIVE",
@@ -29,6 +30,7 @@ __all__ = [
     "Target",
     "as_json",
     "config_argument",
+    "echo",
     "echo_json",
     "exit_on_sigterm",
     "needs_extra",
@@ -62,9 +64,14 @@ class Group(click.Group):
             raise SystemExit(report_error("roq", unusable)) from None
 
 
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print one line, without any character that a terminal obeys. Every command prints through here."""
+    click.echo(printable(text), err=err)
+
+
 def notice(text: str) -> None:
     """Print a line on stderr, separate from the command's output."""
-    click.echo(text, err=True)
+    echo(text, err=True)
 
 
 def needs_extra(package: str, extra: str) -> None:
@@ -175,19 +182,21 @@ def _find(config: Path | None, url: str | None, run: str | None, wait_s: float) 
 
 def echo_json(value: object) -> None:
     """Print a value as indented JSON."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    for line in text.split("\n"):  # the only line breaks: those in strings are escaped already
+        echo(line)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> None:
     """Print a table; columns marked with ``>`` in ``right`` are right-aligned."""
-    text = [list(header), *[[str(cell) for cell in row] for row in rows]]
+    text = [list(header), *[[printable(str(cell)) for cell in row] for row in rows]]
     widths = [max(len(row[i]) for row in text) for i in range(len(header))]
     for row in text:
         cells = [
             cell.rjust(width) if right[i : i + 1] == ">" else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        click.echo("  ".join(cells).rstrip())
+        echo("  ".join(cells).rstrip())
 
 
 class EchoLog(logging.Handler):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC
 
 import click
 
-from roq.cli.common import Target, as_json, echo_json, table, target
+from roq.cli.common import Target, as_json, echo, echo_json, table, target
 from roq.errors import Invalid, NotReady
 from roq.protocol import library
+from roq.text import moment
 
 __all__ = ["COMMANDS"]
 
@@ -44,7 +45,7 @@ def _tell(done: dict[str, object], sentence: str, json_: bool) -> None:
     if json_:
         echo_json(done)
     else:
-        click.echo(sentence)
+        echo(sentence)
 
 
 def _admission(target: Target, reason: str, json_: bool, *, paused: bool) -> None:
@@ -125,9 +126,9 @@ def dead(target: Target, revive: tuple[int, ...], revive_all: bool, reason: str,
     if json_:
         echo_json({"dead": letters, "revived": chosen})
     elif chosen:
-        click.echo(f"revived prompts: {len(chosen)}; they are issued before any new one")
+        echo(f"revived prompts: {len(chosen)}; they are issued before any new one")
     elif not letters:
-        click.echo("no dead letters")
+        echo("no dead letters")
     else:
         table(
             ("prompt", "drops", "attempts", "since", "reason"),
@@ -137,7 +138,7 @@ def dead(target: Target, revive: tuple[int, ...], revive_all: bool, reason: str,
 
 
 def _when(milliseconds: int) -> str:
-    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%F %T} UTC"
+    return f"{moment(milliseconds / 1000, UTC)} UTC"
 
 
 @click.command("library")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from datetime import datetime
 from pathlib import Path
 
 import click
@@ -14,6 +13,7 @@ from roq.cli.common import (
     NO_RUN_OR_ARCHIVE,
     Target,
     as_json,
+    echo,
     echo_json,
     needs_extra,
     optional_target,
@@ -30,7 +30,7 @@ from roq.events.follow import follow, read_events
 from roq.events.history import GroupHistory, MemberHistory, groups_of
 from roq.events.replay import Replay
 from roq.observe.words import event_text
-from roq.text import clock
+from roq.text import clock, moment
 
 __all__ = ["COMMANDS"]
 
@@ -47,8 +47,7 @@ def _line(event: Event, json: bool) -> str:
         return event.line().decode().rstrip("\n")
     if event.name == "archive":
         return f"archive of run {event.get('run')}"
-    time = datetime.fromtimestamp(event.time).astimezone()
-    return f"{time:%Y-%m-%d %H:%M:%S}.{event.time % 1 * 1000:03.0f}  {event_text(event)}"
+    return f"{moment(event.time)}.{event.time % 1 * 1000:03.0f}  {event_text(event)}"
 
 
 @click.command()
@@ -81,13 +80,13 @@ def events(target: Target, follow_: bool, archive: Path | None, after: str | Non
                 for page in follow(scheduler, start, known=known, going=lambda: follow_):
                     for event in page:
                         if kept is None or event.name == "gap":
-                            click.echo(_line(event, json_), err=kept is not None)
+                            echo(_line(event, json_), err=kept is not None)
                     if kept is not None:
                         kept.append(page)
             finally:
                 if kept is not None:
                     lost = f"; {kept.missing} more were trimmed before they were read"
-                    click.echo(f"{archive}: {kept.known - kept.missing} events" + lost * bool(kept.missing))
+                    echo(f"{archive}: {kept.known - kept.missing} events" + lost * bool(kept.missing))
 
 
 @click.command()
@@ -123,15 +122,15 @@ def group(target: Target | None, group: int, file: Path | None, json_: bool) -> 
             }
         )
         return
-    click.echo(f"group {group}: prompt {found.ordinal}, {_fate(found)}")
+    echo(f"group {group}: prompt {found.ordinal}, {_fate(found)}")
     for other in others:
-        click.echo(f"the same prompt was group {other.group}, {_fate(other)}")
-    click.echo()
+        echo(f"the same prompt was group {other.group}, {_fate(other)}")
+    echo()
     rows = [_member_row(number, member) for number, member in sorted(found.members.items())]
     table(("member", "worker", "attempts", "took", "tokens", "reward"), rows, "><>>>>")
-    click.echo()
+    echo()
     for event in own:
-        click.echo(f"{'+' + clock(event.time - found.reserved):>10}  {event_text(event)}")
+        echo(f"{'+' + clock(event.time - found.reserved):>10}  {event_text(event)}")
 
 
 def _fate(group: GroupHistory) -> str:
@@ -192,14 +191,16 @@ def audit(target: Target | None, file: Path | None, json_: bool) -> None:
 
 def _print(found: Audit) -> None:
     fates = " + ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in found.fates.items())
-    click.echo(f"{found.events} events: {found.issued} prompts issued = {fates or 0}")
+    echo(f"{found.events} events: {found.issued} prompts issued = {fates or 0}")
     rows = sorted(found.staleness.items())
-    click.echo("groups taken by staleness: " + (", ".join(f"{s}: {n}" for s, n in rows) or "none"))
-    click.echo(f"leases: {found.expired} expired, {found.released} released, {found.reissued} issued again")
+    echo("groups taken by staleness: " + (", ".join(f"{s}: {n}" for s, n in rows) or "none"))
+    echo(f"leases: {found.expired} expired, {found.released} released, {found.reissued} issued again")
+    for name, count in found.unknown.items():
+        echo(f"unknown to this version: {name}, {count} times")
     for problem in found.problems[:20]:
-        click.echo(problem)
+        echo(problem)
     if not found.problems:
-        click.echo("every prompt is accounted for once; every trained group is within the staleness bound")
+        echo("every prompt is accounted for once; every trained group is within the staleness bound")
 
 
 @click.command()
@@ -239,8 +240,8 @@ def report(target: Target | None, file: Path | None, out: Path, json_: bool) -> 
     if json_:
         echo_json({"files": [str(path) for path in files], "verdict": verdict(timeline)})
     else:
-        click.echo(verdict(timeline))
-        click.echo(f"report: {files[0]}")
+        echo(verdict(timeline))
+        echo(f"report: {files[0]}")
 
 
 COMMANDS = (events, group, audit, report)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 import msgspec
 
-from roq.cli.common import Target, as_json, echo_json, needs_extra, table, target
+from roq.cli.common import Target, as_json, echo, echo_json, needs_extra, table, target
 from roq.config import RunConfig
 from roq.events.event import Event
 from roq.observe.words import (
@@ -57,31 +57,32 @@ def status(target: Target, json_: bool) -> None:
     if picture.ended or picture.window_end < picture.frontier:
         window = ""
     at = f"{run_state(picture)}, {step_of(picture.version, config)}"
-    click.echo(f"run {picture.run}: {at}, η = {config.eta}{window}")
+    echo(f"run {picture.run}: {at}, η = {config.eta}{window}")
     seen = "" if picture.trainer_seen_s is None else f" (last seen {clock(picture.trainer_seen_s)} ago)"
-    click.echo(f"trainer: {trainer_text(picture)}{seen}")
+    echo(f"trainer: {trainer_text(picture)}{seen}")
     if step is not None:
-        click.echo(f"last step: {published_text(step)}")
+        echo(f"last step: {published_text(step)}")
     live = sum(worker.lease_left_s > 0 for worker in picture.workers)
     speed = tokens_per_s(picture.workers)
-    click.echo(f"workers: {live} live, generating {speed:,.0f} tokens/s")
-    click.echo(f"prompts: {ledger_text(picture.ledger)}")
+    echo(f"workers: {live} live, generating {speed:,.0f} tokens/s")
+    echo(f"prompts: {ledger_text(picture.ledger)}")
     if failures := failures_text(picture):
-        click.echo(f"failures: {failures}")
+        echo(f"failures: {failures}")
     if why := shortfall(picture, config):
-        click.echo(f"stopped: {why}")
-    click.echo(
+        echo(f"stopped: {why}")
+    echo(
         f"work: {picture.inflight} trajectories in flight, {picture.pending} waiting to be issued, "
         f"{size(picture.payload_bytes)} of finished data, checkpoint at step {picture.checkpoint}"
     )
     if picture.buffers:
-        click.echo()
+        echo()
         rows = [(b.buffer, b.state, b.occupied, b.reserved, b.empty, slot_row(b)) for b in picture.buffers]
         table(("buffer", "state", "occupied", "reserved", "empty", "slots"), rows, "><>>><")
-    click.echo()
+    echo()
     _workers(picture, config)
     if picture.waiting:
-        click.echo(f"\nunfinished slots of buffer {picture.frontier}:")
+        echo()
+        echo(f"unfinished slots of buffer {picture.frontier}:")
         rows = [
             (w.slot, w.group, w.ordinal, clock(w.age_s), ", ".join(w.owners) or "none", w.pending)
             for w in picture.waiting
@@ -120,25 +121,25 @@ def buffers(target: Target, long_: bool, json_: bool) -> None:
         table(("state", *SLOT_COLUMNS), rows, "<<>>>>>>><")
         return
     if picture.ended:
-        click.echo("the run has ended; no buffer is open")
+        echo("the run has ended; no buffer is open")
         return
     for buffer in picture.buffers:
         _buffer(buffer, slots)
-    click.echo(f"{LEGEND}, and the group's number")
+    echo(f"{LEGEND}, and the group's number")
 
 
 def _buffer(buffer: BufferStatus, slots: Sequence[SlotStatus]) -> None:
     total = buffer.occupied + buffer.reserved + buffer.empty
     counts = f"{buffer.occupied} occupied, {buffer.reserved} reserved, {buffer.empty} empty"
-    click.echo(f"buffer {buffer.buffer}  {buffer.state}  {counts}  {slot_row(buffer)}")
+    echo(f"buffer {buffer.buffer}  {buffer.state}  {counts}  {slot_row(buffer)}")
     wide, widest = len(str(total)), max((len(str(slot.group)) for slot in slots), default=1)
     cells = [
         f"{number:>{wide}} {sign} {'' if slot is None else slot.group:<{widest}}"
         for number, (sign, slot) in enumerate(slot_signs(buffer, slots), 1)
     ]
     for start in range(0, total, CELLS):
-        click.echo("   " + "   ".join(cells[start : start + CELLS]).rstrip())
-    click.echo()
+        echo("   " + "   ".join(cells[start : start + CELLS]).rstrip())
+    echo()
 
 
 @click.command()
@@ -162,7 +163,7 @@ def workers(target: Target, json_: bool) -> None:
 
 def _workers(picture: Status, config: RunConfig) -> None:
     if not picture.workers:
-        click.echo("no worker is attached")
+        echo("no worker is attached")
         return
     sent = any(worker_figure(worker, "received") not in ("-", "0") for worker in picture.workers)
     rows: list[tuple[object, ...]] = []
@@ -191,9 +192,9 @@ def verify(target: Target, json_: bool) -> None:
         echo_json({"ok": not problems, "problems": problems})
     else:
         for problem in problems:
-            click.echo(problem)
+            echo(problem)
         if not problems:
-            click.echo("all invariants hold")
+            echo("all invariants hold")
     if problems:
         raise SystemExit(1)
 

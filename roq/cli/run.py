@@ -13,6 +13,7 @@ from roq.cli.common import (
     EchoLog,
     as_json,
     config_argument,
+    echo,
     echo_json,
     notice,
     redis_option,
@@ -63,10 +64,10 @@ def up(config: Path, json_: bool) -> None:
 
 
 def _show(summary: Summary, folder: Path) -> None:
-    click.echo()
+    echo()
     for name, value in summary_lines(summary):
-        click.echo(f"{name:<22}{value}")
-    click.echo(f"{'summary':<22}{folder / 'summary.json'}")
+        echo(f"{name:<22}{value}")
+    echo(f"{'summary':<22}{folder / 'summary.json'}")
 
 
 @click.command()
@@ -76,7 +77,7 @@ def down(config: Path) -> None:
 
     Run `roq up CONFIG` to resume.
     """
-    stop_everything(load_job(config), click.echo)
+    stop_everything(load_job(config), echo)
 
 
 @click.command()
@@ -109,12 +110,10 @@ def init(config: Path, url: str | None, wait: float, json_: bool) -> None:
     if json_:
         echo_json({"run": job.run.name, "created": new, "prompts": len(prompts), "warnings": warnings})
         return
-    click.echo(
-        f"run {job.run.name} {'created' if new else 'already exists with this job'}: {len(prompts)} prompts"
-    )
+    echo(f"run {job.run.name} {'created' if new else 'already exists with this job'}: {len(prompts)} prompts")
     here = f"--redis {masked(url)} --run {job.run.name}"
-    click.echo(f"start workers with: python -m roq_worker {here}")
-    click.echo(f"and the trainer with: python -m roq_trainer {here}")
+    echo(f"start workers with: python -m roq_worker {here}")
+    echo(f"and the trainer with: python -m roq_trainer {here}")
 
 
 COMMANDS = (up, down, init)

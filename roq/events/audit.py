@@ -29,6 +29,7 @@ class Audit(msgspec.Struct):
         fates: number of ordinals that are trained, in_slots, requeued, filtered, discarded, dead.
         staleness: taken groups by staleness.
         reissued, expired, released: claims issued again, lost with an expired lease, and given back.
+        unknown: events that this version does not know, by name; a newer library may have written them.
         problems: one sentence per contradiction; empty if the audit passed.
     """
 
@@ -39,6 +40,7 @@ class Audit(msgspec.Struct):
     reissued: int = 0
     expired: int = 0
     released: int = 0
+    unknown: dict[str, int] = {}
     problems: list[str] = []
 
 
@@ -47,10 +49,17 @@ class _Auditor(Replay):
         super().__init__()
         self.eta = eta
         self.staleness: Counter[int] = Counter()
+        self.unknown: Counter[str] = Counter()
         self.problems: list[str] = []
 
     def doubt(self, sentence: str) -> None:
         self.problems.append(f"event {self.events}: {sentence}")
+
+    def on_other(self, event: Event) -> None:
+        if event.name == "other":
+            self.doubt(f"{event.id} could not be read: {event.get('problem')}")
+        else:
+            self.unknown[event.name] += 1
 
     def on_occupied(self, group: GroupHistory) -> None:
         assert group.place is not None
@@ -103,5 +112,6 @@ def audit_events(events: Iterable[Event], eta: int, snapshot: Snapshot | None = 
         reissued=auditor.reissued,
         expired=auditor.expired,
         released=auditor.released,
+        unknown=dict(auditor.unknown),
         problems=auditor.problems,
     )

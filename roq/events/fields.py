@@ -76,7 +76,9 @@ def refuse_bad_fields(fields: Mapping[str, str]) -> None:
     Raises:
         ValueError: a field is missing or has an invalid value.
     """
-    name = fields["event"]
+    name = fields.get("event")
+    if name is None:
+        raise ValueError("it has no 'event'")
     known = DECLARED.get(name) or _OWN.get(name)
     for field, declared in {**_ANY, **(known or {})}.items():
         if field in fields:

@@ -86,8 +86,9 @@ class Replay:
                 self.doubt("the events do not start with the run's creation: older ones were trimmed")
         self.events += 1
         self.time = max(self.time, time)
-        handler = self.HANDLERS.get(name)
-        if handler is not None:
+        if name not in self.HANDLERS:
+            self.on_other(event)
+        elif (handler := self.HANDLERS[name]) is not None:
             handler(self, event)
 
     def forget(self, groups: Iterable[GroupHistory]) -> None:
@@ -102,6 +103,9 @@ class Replay:
 
     def doubt(self, sentence: str) -> None:
         """The event contradicts earlier ones."""
+
+    def on_other(self, event: Event) -> None:
+        """The event is not one of this version, or could not be read."""
 
     def on_gap(self, missing: int | None) -> None:
         """Events are missing here; None if their number is unknown."""

@@ -21,6 +21,7 @@ from roq.observe.words import (
     trainer_text,
     worker_doing,
 )
+from roq.text import printable
 from roq.types import Status
 
 __all__ = ["Display", "View"]
@@ -49,7 +50,7 @@ class Display:
         """Print a line."""
         self._said_at = time.monotonic()
         self.close()
-        click.echo(text, file=self._out)
+        click.echo(printable(text), file=self._out)
 
     def update(self, view: View) -> None:
         """Print steps added since the previous call, then the status."""
@@ -64,7 +65,7 @@ class Display:
         self._shown = len(lines)
         self._failures(view.status)
         if self._live:
-            text = f"{step_of(view.status.version, view.config)}: {_status_text(view.status)}"
+            text = printable(f"{step_of(view.status.version, view.config)}: {_status_text(view.status)}")
             click.echo(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}", file=self._out, nl=False)
         elif time.monotonic() - self._said_at > SILENCE_S:
             self.say(_status_text(view.status))

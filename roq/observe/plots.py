@@ -50,6 +50,7 @@ COLORS = {
 """Colours by name: (light scheme, dark scheme)."""
 
 LIGHT = {name: light for name, (light, _) in COLORS.items()}
+MOST_BARS = 256  # more values than these are drawn only where there are groups
 SHADES = 7  # staleness colours, stale0 to stale6
 WIDE = (10.0, 2.9)  # inches
 SMOOTH = 5  # batches in the running mean
@@ -197,7 +198,8 @@ def staleness_bars(
 ) -> int:
     """Draw a stacked bar of counts by staleness, 0 to ``most``, at each ``x``; returns the highest sum."""
     bottom = [0] * len(x)
-    for staleness in range(most + 1):
+    found = {staleness for count in counts for staleness in count}
+    for staleness in range(most + 1) if most < MOST_BARS else sorted(found):
         height = [count.get(staleness, 0) for count in counts]
         shade = staleness if most < SHADES else staleness * SHADES // (most + 1)
         color = LIGHT["red"] if staleness > limit else LIGHT[f"stale{shade}"]

@@ -11,7 +11,7 @@ from roq.errors import ConfigError
 from roq.events.history import FATES
 from roq.observe.plots import COLORS, Drawn, draw
 from roq.observe.timeline import Timeline, cause, verdict, wait_shares
-from roq.text import clock
+from roq.text import clock, printable
 
 __all__ = ["write_report"]
 
@@ -61,7 +61,7 @@ def write_report(timeline: Timeline, out: Path) -> list[Path]:
 
 
 def _page(timeline: Timeline, figures: Sequence[Drawn]) -> str:
-    title = html.escape(f"run {timeline.run}" if timeline.run else "a run")
+    title = _html(f"run {timeline.run}" if timeline.run else "a run")
     colors = {
         scheme: " ".join(f"--{name}: {pair[i]};" for name, pair in COLORS.items())
         for i, scheme in enumerate(("LIGHT", "DARK"))
@@ -73,9 +73,9 @@ def _page(timeline: Timeline, figures: Sequence[Drawn]) -> str:
         '<meta name="viewport" content="width=device-width">',
         f"<title>roq: {title}</title><style>{style}</style></head><body>",
         f"<h1>{title[0].upper() + title[1:]}</h1>",
-        f'<p class="about">{html.escape(_about(timeline))}</p>',
-        *(f'<p class="warning">{html.escape(text)}</p>' for text in _warnings(timeline)),
-        f'<p class="verdict">{html.escape(verdict(timeline))}</p>',
+        f'<p class="about">{_html(_about(timeline))}</p>',
+        *(f'<p class="warning">{_html(text)}</p>' for text in _warnings(timeline)),
+        f'<p class="verdict">{_html(verdict(timeline))}</p>',
         _numbers(timeline),
         *(f'<figure id="{figure.name}">{figure.svg}</figure>' for figure in figures),
         _waits(timeline),
@@ -83,6 +83,10 @@ def _page(timeline: Timeline, figures: Sequence[Drawn]) -> str:
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def _html(text: str) -> str:
+    return html.escape(printable(text))
 
 
 def _about(timeline: Timeline) -> str:
@@ -153,7 +157,7 @@ def _fates(timeline: Timeline) -> str:
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str) -> str:
     def row(tag: str, cells: Sequence[str]) -> str:
         places = [' class="n"' if right[i : i + 1] == "r" else "" for i in range(len(cells))]
-        texts = [f"<{tag}{p}>{html.escape(c)}</{tag}>" for p, c in zip(places, cells, strict=True)]
+        texts = [f"<{tag}{p}>{_html(c)}</{tag}>" for p, c in zip(places, cells, strict=True)]
         return f"<tr>{''.join(texts)}</tr>"
 
     body = "".join(row("td", cells) for cells in rows)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from typing import ClassVar
 
 from rich.text import Text
@@ -38,6 +37,7 @@ from roq.observe.words import (
     worker_figure,
     worker_version,
 )
+from roq.text import moment, printable
 from roq.types import SlotStatus, Status
 
 __all__ = ["Watch"]
@@ -113,9 +113,9 @@ class Watch(App[None]):
         yield Static(id="head")
         yield Static(id="buffers")
         yield Label("workers", classes="title")
-        yield DataTable[str](id="workers", cursor_type="row", zebra_stripes=True)
+        yield DataTable[Text](id="workers", cursor_type="row", zebra_stripes=True)
         yield Label("unfinished groups, nearest first", classes="title")
-        yield DataTable[str](id="groups", cursor_type="row", zebra_stripes=True)
+        yield DataTable[Text](id="groups", cursor_type="row", zebra_stripes=True)
         yield Label("events", classes="title")
         yield RichLog(id="log", max_lines=LOG_LINES, wrap=False)
         yield Footer()
@@ -138,7 +138,7 @@ class Watch(App[None]):
             try:
                 await self._look()
             except RoqError as error:
-                said = Text(f"run {self.run_name}: {error}", style="bold red")
+                said = Text(printable(f"run {self.run_name}: {error}"), style="bold red")
                 self.query_one("#head", Static).update(said)
             await asyncio.sleep(self.every_s)
 
@@ -178,9 +178,9 @@ class Watch(App[None]):
             f"  {step_of(status.version, self.run_config)}, η = {self.run_config.eta}, "
             f"{tokens_per_s(status.workers):,.0f} tokens/s, {status.inflight} in flight, "
             f"{status.pending} to issue\n",
-            f"trainer {trainer_text(status)}\n",
+            printable(f"trainer {trainer_text(status)}") + "\n",
         )  # fmt: skip
-        return text.append("no step yet" if step is None else published_text(step), style="dim")
+        return text.append("no step yet" if step is None else printable(published_text(step)), style="dim")
 
     def _buffers(self, status: Status, slots: list[SlotStatus]) -> Text:
         text, width = Text(), max(20, self.size.width - 26)
@@ -197,16 +197,16 @@ class Watch(App[None]):
 
     def _fill(self, name: str, rows: dict[str, tuple[str, ...]]) -> None:
         """Show rows by key; the cursor stays on its row while the row exists."""
-        table: DataTable[str] = self.query_one(f"#{name}", DataTable)
+        table: DataTable[Text] = self.query_one(f"#{name}", DataTable)
         selected = self._selected(name)
         table.clear()
         for key, row in rows.items():
-            table.add_row(*row, key=key)
+            table.add_row(*(Text(printable(cell)) for cell in row), key=key)
         if selected in rows:
             table.move_cursor(row=list(rows).index(selected))
 
     def _selected(self, name: str) -> str | None:
-        table: DataTable[str] = self.query_one(f"#{name}", DataTable)
+        table: DataTable[Text] = self.query_one(f"#{name}", DataTable)
         if not table.is_valid_coordinate(table.cursor_coordinate):
             return None
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
@@ -218,8 +218,7 @@ class Watch(App[None]):
         log = self.query_one("#log", RichLog)
         while page := await self._sched.events(self.newest):
             for event in page[-LOG_LINES:]:
-                time = datetime.fromtimestamp(event.time).astimezone()
-                log.write(Text(f"{time:%H:%M:%S}  {event_text(event)}"))
+                log.write(Text(printable(f"{moment(event.time)[-8:]}  {event_text(event)}")))
             self.newest = page[-1].id
 
     # -- controls -------------------------------------------------------------------------------------
@@ -229,7 +228,7 @@ class Watch(App[None]):
         try:
             await call()
         except RoqError as error:
-            self.notify(str(error), severity="error", markup=False)
+            self.notify(printable(str(error)), severity="error", markup=False)
         else:
             self.notify(done, markup=False)
             self.look_on()

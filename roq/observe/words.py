@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 LONGEST_ERROR = 300  # characters of the latest failure in a line
+MOST_FIGURE = 2**63  # larger numbers measure nothing, and their sums may overflow
 OCCUPIED, RESERVED, EMPTY = "■", "▨", "·"
 LEGEND = f"{OCCUPIED} Occupied  {RESERVED} Reserved  {EMPTY} Empty"
 STEP_FORMS = (
@@ -183,9 +184,10 @@ def slot_cells(slot: SlotStatus) -> tuple[str, ...]:
 def worker_info(worker: WorkerStatus) -> dict[str, object]:
     """Return the worker's report on itself."""
     try:
-        return msgspec.json.decode(worker.info, type=dict[str, object]) if worker.info else {}
-    except msgspec.DecodeError:
+        info = msgspec.json.decode(worker.info, type=dict[str, object]) if worker.info else {}
+    except (msgspec.DecodeError, RecursionError):
         return {"text": worker.info}
+    return {k: v for k, v in info.items() if not isinstance(v, int | float) or abs(v) < MOST_FIGURE}
 
 
 def worker_figure(worker: WorkerStatus, name: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -20,6 +21,7 @@ from roq import Scheduler
 from roq.events.fields import EVENTS
 from roq.observe.prometheus.metrics import METRICS
 from roq.protocol import library
+from roq.protocol.keys import keys_of
 from roq.run.embedded_server import EmbeddedServer
 from tests.conftest import environment
 from tests.protocol.play import Named, trajectory
@@ -151,3 +153,20 @@ def test_a_server_that_is_away(example: Named, scrape: Scrape, url: str) -> None
     with Scheduler(url, "demo") as sched:
         sched.pause()
     settled(scrape, lambda f: value(f, "roq_events_total", event="paused") == 1)
+
+
+def test_what_a_worker_forges_does_not_end_the_exporter(example: Named, scrape: Scrape) -> None:
+    sched = example.sched
+    settled(scrape, lambda f: value(f, "roq_version") == 1)
+    time.sleep(2.5)  # the worker was looked at
+    with redis.Redis.from_url(sched.url) as client:
+        for fields in (
+            {"foo": "bar"},
+            {"event": "publish", "metrics": "nope"},
+            {b"\xff": "x", "event": "paused"},
+        ):
+            client.xadd(keys_of(sched.run)["events"], fields)
+    sched.renew("w0", 1, {"swaps": 10**15, "tokens": 10**400, "completed": 4})
+    families = settled(scrape, lambda f: value(f, "roq_worker_attempts_total", outcome="completed") == 4)
+    assert value(families, "roq_events_total", event="other") == 3
+    assert value(families, "roq_generated_tokens_total") == 0

@@ -25,7 +25,7 @@ def text(app: Watch, name: str) -> str:
 
 def cells(app: Watch, name: str) -> list[list[str]]:
     table = app.query_one(f"#{name}", DataTable)
-    return [table.get_row_at(i) for i in range(table.row_count)]
+    return [[str(cell) for cell in table.get_row_at(i)] for i in range(table.row_count)]
 
 
 async def test_the_run_is_shown_and_steered(example: Named) -> None:

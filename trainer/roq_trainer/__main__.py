@@ -10,6 +10,7 @@ import click
 
 from roq.errors import PeerFailed, RoqError
 from roq.processes import die_with_parent, report_error, watch_parent
+from roq.text import LineFormatter
 
 __all__ = ["main"]
 
@@ -45,9 +46,9 @@ def main(url: str, run: str, address: str | None) -> None:
         die_with_parent()
     os.register_at_fork(after_in_child=watch_parent)  # Megatron forks to write checkpoints
     rank = int(os.environ.get("RANK", "0"))
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format=f"%(asctime)s rank {rank} %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter(f"%(asctime)s rank {rank} %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("roq").setLevel(logging.INFO if rank == 0 else logging.WARNING)
     from roq_trainer.train import train
 

@@ -36,7 +36,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from roq import Scheduler
 from roq.errors import ConfigError, Refused, RoqError
 from roq.processes import watch_parent
-from roq.text import is_file_name, one_line
+from roq.text import is_file_name, one_line, printable
 from roq.weights import broadcast, messages
 from roq.weights.safetensors import WeightFiles
 
@@ -305,7 +305,8 @@ def _offer(files: WeightFiles, bucket: int) -> messages.Offer:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} sender: {line}\n")  # one write: there are many threads
+    text = printable(f"{time.strftime('%H:%M:%S')} sender: {line}")
+    sys.stderr.write(f"{text}\n")  # one write: there are many threads
     sys.stderr.flush()
 
 

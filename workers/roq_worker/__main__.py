@@ -14,6 +14,7 @@ import click
 
 from roq.errors import RoqError
 from roq.processes import report_error
+from roq.text import LineFormatter
 
 
 @click.command()
@@ -25,7 +26,9 @@ def main(url: str, run: str, name_prefix: str) -> None:
 
     Exits 0 in both cases, 2 when the job cannot work on this host, 1 on any other failure.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("roq").addFilter(_RateLimit())
     # vLLM and torch warn about each other, Python about what a killed engine process left behind.
     # Child processes warn too, so this goes through the environment.

@@ -20,6 +20,7 @@ from roq.job.prompts import Prompts, load_prompts
 from roq.job.stored import read_job_async
 from roq.job.tokens import check_prompts
 from roq.processes import unique_name
+from roq.text import printable
 from roq.weights import is_url, weight_store
 from roq_worker.engine import Engine
 from roq_worker.function_pool import PostProcess, Rewards
@@ -95,7 +96,7 @@ async def start_worker(url: str, run: str, name_prefix: str) -> Worker:
 
 
 def _say(worker: str, line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {worker}: {line}", file=sys.stderr, flush=True)
+    print(printable(f"{time.strftime('%H:%M:%S')} {worker}: {line}"), file=sys.stderr, flush=True)
 
 
 async def read_work(scheduler: AsyncScheduler) -> tuple[Job, Prompts]:

@@ -327,7 +327,7 @@ export function buffers(state) {
     const cells = Array.from({ length: slots }, (_, i) => state.training.groups[i] ?? null);
     rows.push({ buffer: state.training.version, state: "TRAINING", occupied: need, reserved: 0, cells });
   }
-  let last = state.version + eta;
+  let last = Math.min(state.version, state.frontier + 1) + eta; // a forged event may hold any version
   if (total) last = Math.min(last, total - 1);
   for (let buffer = state.frontier; buffer <= last; buffer++) {
     const cells = [];

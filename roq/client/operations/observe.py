@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from roq.client.operations.commands import FETCH, PAGE, Call, Command, Operation, Steps, pairs
 from roq.events.audit import Audit, audit_events
 from roq.events.event import BEGINNING, Event, gap, id_order
+from roq.events.fields import EVENTS, refuse_bad_fields
 from roq.protocol import functions as f
 from roq.protocol.records import GroupRecord
 from roq.protocol.snapshot import Snapshot
@@ -22,13 +24,33 @@ _BLOCK_S = 2.0  # one blocking read; shorter than the socket's timeout
 _NEWEST = 20  # pages searched for the newest event of a kind
 
 
+log = logging.getLogger("roq")
+
+
 class ObserverOperations(Steps):
     """Operations of an observer."""
+
+    _warned = False
+
+    def _events(self, reply: Any) -> list[Event]:
+        """The events in the reply to XREAD of one stream; warns once of those that cannot be read."""
+        entries: Any = reply[0][1] if reply else ()
+        read = [_event(number, fields) for number, fields in entries]
+        bad = next(((event, problem) for event, problem in read if problem), None)
+        if bad is not None and not self._warned:
+            self._warned = True
+            log.warning(
+                "event %s of run %s is not the library's: %s; it and others like it count as 'other'",
+                bad[0].id,
+                self.run,
+                bad[1],
+            )
+        return [event for event, _ in read]
 
     def events(self, after: str, known: int | None, wait_s: float) -> Operation[list[Event]]:
         stream = self.keys["events"]
         block = ("BLOCK", _block_ms(wait_s)) if wait_s > 0 else ()
-        page = _events((yield Command(("XREAD", "COUNT", PAGE, *block, "STREAMS", stream, after))))
+        page = self._events((yield Command(("XREAD", "COUNT", PAGE, *block, "STREAMS", stream, after))))
         while page:
             about = yield Command(("XINFO STREAM", stream))
             first = about["first-entry"][0].decode()
@@ -40,14 +62,14 @@ class ObserverOperations(Steps):
                     page.insert(0, gap(after, None if known is None else trimmed - known))
                 break
             # The stream was trimmed between the two reads: read again.
-            page = _events((yield Command(("XREAD", "COUNT", PAGE, "STREAMS", stream, after))))
+            page = self._events((yield Command(("XREAD", "COUNT", PAGE, "STREAMS", stream, after))))
         return page
 
     def newest_event(self, name: str | None) -> Operation[Event | None]:
         last = "+"
         for _ in range(_NEWEST):
             page: Any = yield Command(("XREVRANGE", self.keys["events"], last, "-", "COUNT", PAGE))
-            for event in _events([(None, page)]):
+            for event in self._events([(None, page)]):
                 if name in (None, event.name):
                     return event
             if len(page) < PAGE:
@@ -113,17 +135,26 @@ def _block_ms(seconds: float) -> int:
     return max(1, round(min(seconds, _BLOCK_S) * 1000))
 
 
-def _events(reply: Any) -> list[Event]:
-    """The events in the reply to XREAD of one stream."""
-    if not reply:
-        return []
-    entries: Any = reply[0][1]
-    return [
-        Event(
-            number.decode(), {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
-        )
-        for number, fields in entries
-    ]
+def _event(number: bytes, raw: Mapping[bytes, bytes]) -> tuple[Event, str]:
+    """An entry of the stream as an event, and what is wrong with it.
+
+    A worker may write anything to the stream: an unreadable entry becomes the event ``other``. An event that
+    only a newer library knows keeps its name and fields.
+    """
+    id_ = number.decode()
+    problem = ""
+    fields: dict[str, str] = {}
+    try:
+        fields = {name.decode(): value.decode(errors="replace") for name, value in raw.items()}
+        refuse_bad_fields(fields)
+    except ValueError as error:  # UnicodeDecodeError is one
+        problem = str(error)
+    if fields.get("event") in ("archive", "gap") or "id" in fields:
+        problem = "only archives have such lines"
+    if problem:
+        return Event(id_, {"event": "other", "problem": problem}), problem
+    problem = "" if fields["event"] in EVENTS else f"{fields['event'][:60]!r} is not an event of this version"
+    return Event(id_, fields), problem
 
 
 def _slot_status(place: tuple[int, int, str, str], record: GroupRecord, now: float) -> SlotStatus:

@@ -27,6 +27,7 @@ from roq.types import WorkerStatus
 __all__ = ["Exporter"]
 
 LOOK_S = 2.0  # how often worker reports are read
+MOST_SWAPS = 1000  # of a worker between two looks; it reports the number itself
 OUTCOMES = ("completed", "failed", "cancelled", "fenced", "released")
 WHY = ("idle", "blocked", "reserve_wait")
 
@@ -118,7 +119,7 @@ class Exporter:
         swaps, received = round(risen("swaps")), round(risen("received"))
         self._loads.labels(self._run, "received").inc(received)
         self._loads.labels(self._run, "read").inc(max(0, swaps - received))
-        for _ in range(swaps):
+        for _ in range(min(swaps, MOST_SWAPS)):
             self._swap.observe(risen("swap_s") / swaps)
 
 
