@@ -1,4 +1,4 @@
-"""Make the small model that the demo job trains: a short supervised warm-up, no download.
+"""Make the tiny model that the demo job trains: a short supervised warm-up, no download.
 
     python examples/make_base_model.py --out models/base
 
@@ -9,20 +9,20 @@ reasoning-gym's ``extract_answer`` looks for:
     Find the Greatest Common Divisor (GCD) of these numbers: 38, 6. Give only the GCD as your final answer.
     38 6, 32 6, 26 6, 20 6, 14 6, 8 6, 2 6, 2 4, 2 2<answer> 2</answer>
 
-How many steps that takes is a known heavy-tailed quantity: 6 for the median pair, up to 39.
+The number of steps has a heavy tail: 6 for the median pair, up to 39.
 
-The warm-up texts are a mixture on purpose, as scraped work would be: a share of ``CAREFUL`` is worked to
-the end, the rest is one of the ``SLOPPY`` kinds (a bare guess; work that stops early and answers with the
-smaller number so far), and nothing in the prompt says which kind follows. The base model imitates all of
-them, and its arithmetic is not yet reliable either, so sampled at temperature 1 it is right about three
-times in ten. What earns the reward is left for GRPO to find out, through the data set's own scorer: to
-work to the end, and to subtract without mistakes. That scorer gives partial credit when the right answer
-is a part of the given text (answering 12 where 2 is right earns 0.5); it is used as it is.
+The warm-up texts are deliberately mixed, like scraped text: a share of ``CAREFUL`` is worked to the end, the
+rest is one of the ``SLOPPY`` kinds (a bare guess; work that stops early and answers with the smaller number
+so far), and the prompt does not say which kind follows. The base model imitates all of them, and its
+arithmetic is not yet reliable, so at temperature 1 it is right about three times in ten. GRPO has to
+discover, through the data set's own scorer, what earns the reward: working to the end and subtracting
+without mistakes. That scorer gives partial credit when the right answer is a part of the given text
+(answering 12 where 2 is right earns 0.5); the demo uses it unchanged.
 
 The model is a Qwen3 of half a million parameters (untied embeddings, float32) in the Hugging Face layout.
-Its tokenizer is a byte-level BPE trained on the same texts: any text round-trips, a number of up to three
-digits is a token if it was seen often, and the vocabulary is padded to a multiple of 64 so that tensor
-parallelism can split it. One CPU core is enough; two make it about a minute.
+Its tokenizer is a byte-level BPE trained on the same texts: any text round-trips, a frequent number of up to
+three digits is one token, and the vocabulary is padded to a multiple of 64 so that tensor parallelism can
+split it. One CPU core is enough; with two it takes about a minute.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def warm_up(
     task = bar.add_task("warm-up", total=steps, loss="")
     loss_mean, told_at = math.nan, time.monotonic()
     if not bar.console.is_terminal:
-        bar.console.print(f"warming the model up: {steps} steps, about a minute on two idle cores")
+        bar.console.print(f"warm-up: {steps} steps, about a minute on two idle cores")
     model.train()
     for step, (ids, labels) in zip(range(steps), batches(tokenizer, seed), strict=False):
         hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
@@ -218,7 +218,7 @@ def warm_up(
 
 
 # ---------------------------------------------------------------------------------------------
-# What it can do
+# Measurement
 
 
 @torch.no_grad()
@@ -258,7 +258,7 @@ def measure(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict
 
 
 def settings_of(steps: int, seed: int) -> dict[str, Any]:
-    """Everything that decides what the model becomes: a folder made with the same is not made again."""
+    """Everything that determines the model; a folder with equal settings is not made again."""
     return {
         "steps": steps,
         "seed": seed,
@@ -287,7 +287,7 @@ def is_made(out: Path, settings: dict[str, Any]) -> bool:
 )
 @click.option("--force", is_flag=True, help="Make it again even if the folder is complete.")
 def main(out: Path, steps: int, seed: int, threads: int | None, force: bool) -> None:
-    """Make the model, or do nothing if it is there; see the module's docstring."""
+    """Make the model unless it exists; see the module's docstring."""
     console = Console()
     settings = settings_of(steps, seed)
     if is_made(out, settings) and not force:
@@ -307,7 +307,7 @@ def main(out: Path, steps: int, seed: int, threads: int | None, force: bool) -> 
     with console.status("sampling a few responses"):
         measured = measure(model, tokenizer)
 
-    # Written beside and renamed, so that a killed run leaves no half-made folder under the final name.
+    # Written next to it and renamed, so that a killed run leaves no incomplete folder under the final name.
     part = out.with_name(out.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     model.save_pretrained(part)

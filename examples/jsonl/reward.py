@@ -1,4 +1,4 @@
-"""A reward function of one's own: the right answer, and honest work on the way to it."""
+"""A custom reward function: it scores the answer and the steps that lead to it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def score(item: dict[str, Any], response: str) -> float:
-    """0.7 for the right greatest common divisor, and up to 0.3 for the share of sound steps before it.
+    """Score a response: 0.7 for the right greatest common divisor, up to 0.3 for the share of valid steps.
 
     ``item`` is the row of ``prompts.jsonl`` with all its columns: the prompt's question, ``numbers`` and
-    the answer. A step such as "38 6, 32 6" is sound if it subtracts the smaller number from the larger.
-    A response without a number in the answer tags is wrong, and wrong is 0; what cannot be judged should
-    raise instead, since an exception fails the attempt and is never trained on as a reward of 0.
+    the answer. A step such as "38 6, 32 6" is valid if it subtracts the smaller number from the larger.
+    A response without a number in the answer tags is wrong and scores 0. If a response cannot be
+    scored, raise an exception instead: it fails the attempt, which never counts as a reward of 0.
     """
     found = re.fullmatch(r"(.*)<answer>\s*(\d+)\s*</answer>.*", response, re.DOTALL)
     if found is None:

@@ -24,7 +24,16 @@ ROOTS = (
     "docs/glossary.md",
     "docs/observing.md",
     "docs/operations.md",
+    "docs/protocol.md",
     "docs/simulator.md",
+    "examples",
+    "trainer/README.md",
+    "workers/README.md",
+    "roq/client",
+    "roq/errors.py",
+    "roq/events",
+    "roq/types.py",
+    "docs/cli.md",
 )
 
 # What docs/glossary.md lists under "not", as far as it has no other meaning here -> a pattern for its forms.
