@@ -54,7 +54,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         buffer_slots: slots of a buffer (S >= B), more for over-sampling; default: ``batch_size``.
         group_candidates: candidates generated for a group (G' >= G), more for over-sampling; default:
             ``group_size``.
-        prompts: prompts in the data set; ``roq init`` counts them. In Python, the default is no limit.
+        prompts: prompts in the data set; ``roq init`` counts them. In Python, unlimited by default.
         epochs: passes over the data set; None (in Python) repeats it forever.
         total_steps: end the run after this many updates; default: when the prompts are used up.
         lease_s: a worker that is silent for this long loses its claims.

@@ -71,7 +71,7 @@ class Display:
             self.say(_status_text(view.status))
 
     def _failures(self, status: Status) -> None:
-        """Say how many attempts failed: the first, then as they double or go on for a while."""
+        """Report failed attempts: the first, each doubling, and at intervals while they continue."""
         new, now = status.failed - self._failed, time.monotonic()
         if new > 0 and (new >= self._failed or now - self._failed_at > SILENCE_S):
             self._failed, self._failed_at = status.failed, now
