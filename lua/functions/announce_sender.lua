@@ -1,10 +1,10 @@
 --[[
-roq_announce_sender: where the trainer sends weights from, for workers that would rather receive than read
-them. It holds until another trainer takes over. Idempotent.
+roq_announce_sender: the address of the trainer's weight sender, for workers that receive weights instead of reading
+them. It is valid until another trainer takes over. Idempotent.
 
 Arguments:
   trainer   the trainer's name
-  address   of the trainer's sender, which workers get with `pin`; "" for none
+  address   the sender's address, which workers get with `pin`; "" for none
 Reply:
   address
 Refusals:

@@ -1,12 +1,12 @@
 --[[
-roq_checkpointed: a checkpoint of `version` is durable, so the batches before it are not needed again.
-Frees a bounded number of groups per call; the client calls until none is left. Harmless to repeat.
+roq_checkpointed: a checkpoint of `version` is durable, so the batches before it are no longer needed.
+Frees a bounded number of groups per call; the client calls until none is left. Idempotent.
 
 Arguments:
-  trainer   who
-  version   updates in the checkpoint
+  trainer   the trainer's name
+  version   number of updates in the checkpoint
 Reply:
-  left      batches still to free
+  left      number of batches still to free
 Refusals:
   ROQ_FENCED     another trainer has taken over
   ROQ_NOT_READY  the version is not published yet

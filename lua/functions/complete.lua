@@ -1,20 +1,20 @@
 --[[
-roq_complete: hand in a finished trajectory. When it completes its group, the group takes its final kind
-of place (Occupy with compaction), unless the zero-variance filter removes it, its post-processing comes
-first (post_process), or nothing needs it.
+roq_complete: hand in a finished trajectory. When it completes its group, the group becomes Occupied
+(Occupy with compaction), unless the zero-variance filter removes it, it is post-processed first
+(post_process), or no buffer needs it.
 
 Arguments:
   request   identity of the call (lib/replies.lua)
   group, member, token, worker   the claim
   reward    the reward
-  tokens    response tokens
+  tokens    number of response tokens
   oldest, newest   oldest and newest weights version among its segments
   payload   msgpack of the trajectory (roq/trajectory.py)
 Reply:
   status    "open" | "occupied" | "filtered" | "surplus" | "judging"
-  buffer, slot   the place, when it is occupied
-  ready     the buffer that became READY by it
-  judgement when it is judging: the claim on the group's post-processing, now the caller's (roq_judge)
+  buffer, slot   its slot, when it is occupied
+  ready     the buffer that became READY
+  judgement when it is judging: the caller's claim on the group's post-processing (roq_judge)
 Refusals:
   ROQ_FENCED   the claim was superseded; drop the work
   ROQ_NO_GROUP no such group was ever issued
@@ -22,7 +22,7 @@ Refusals:
 Events: complete, cancelled, judging, occupy, filtered, discarded
 ]]
 
--- The answer for a group whose members are all in: where it is.
+-- The reply for a member that is already complete: the state of its group.
 local function standing(run, record, worker)
   local kind, buffer, slot = slots.find(run, record.group)
   local judgement = record.judgement

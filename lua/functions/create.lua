@@ -1,13 +1,14 @@
 --[[
-roq_create: create a run, or confirm that it exists with this very configuration.
+roq_create: create a run, or confirm that it exists with the same configuration.
 
 Arguments:
-  config    JSON object of text values: the protocol's fields and further settings of the job
-  weights   location of the weights of version 0, "" when nobody will ask
+  config    JSON object of text values: the protocol's fields and other settings of the job
+  weights   location of the weights of version 0, or ""
 Reply:
-  created   whether this call created it
+  created   true if this call created it
 Refusals:
-  ROQ_CONFIG   it exists with another configuration (the differing keys are named), or from another revision
+  ROQ_CONFIG   it exists with another configuration (the message names the differing keys), or was created by
+               another revision
 Events: created
 ]]
 local initial = {

@@ -1,12 +1,12 @@
 --[[
-roq_drain: ask a worker to go: it is given no more work, ends what it has, and leaves. Harmless to repeat.
+roq_drain: ask a worker to leave: it gets no new work, finishes what it has, and leaves. Idempotent.
 
 Arguments:
-  worker    which
-  reason    why, for people
-  by        who asked, for people
+  worker    the worker's name
+  reason    human-readable
+  by        who asked, human-readable
 Reply:
-  claims    trajectories that it still holds
+  claims    number of claims that it still holds
 Refusals:
   ROQ_NO_WORKER  no such worker is attached
 Events: draining

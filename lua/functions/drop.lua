@@ -1,12 +1,12 @@
 --[[
-roq_drop: take an unfinished group out of the run (Drop). Its Reserved slot is freed, its claims are
+roq_drop: remove an unfinished group from the run (Drop). Its Reserved slot is freed, its claims are
 cancelled, Occupied groups are pulled forward.
 
 Arguments:
   request   identity of the call (lib/replies.lua)
-  group     which
-  reason    why, for people
-  by        who asked, for people
+  group     number of the group
+  reason    human-readable
+  by        who asked, human-readable
 Reply:
   status    "requeued", "discarded" (on_drop) or "dead" (dropped too often)
 Refusals:

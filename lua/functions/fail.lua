@@ -1,11 +1,11 @@
 --[[
-roq_fail: an attempt failed. Its slot stays Reserved; another attempt starts clean, unless the member has
+roq_fail: an attempt failed. Its slot stays Reserved; another attempt starts from the prompt, unless the member has
 failed as often as it may (max_attempts): then its prompt becomes a dead letter.
 
 Arguments:
   request   identity of the call (lib/replies.lua)
   group, member, token, worker   the claim (member 0: the post-processing of a group)
-  error     what went wrong, human-readable
+  error     the error, human-readable
 Reply:
   status    "pending", or "dead" when the attempts are used up
 Refusals:

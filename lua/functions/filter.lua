@@ -1,12 +1,12 @@
 --[[
-roq_filter: take a finished group out of the run (Filter): it gives no gradient or is dirty. The last
+roq_filter: remove a finished group from the run (Filter): it has no gradient or bad data. The last
 Occupied of its buffer takes its place, later Occupied groups are pulled forward.
 
 Arguments:
   request   identity of the call (lib/replies.lua)
-  group     which
-  reason    why, for people
-  by        who asked, for people
+  group     number of the group
+  reason    human-readable
+  by        who asked, human-readable
 Reply:
   status    "filtered"
 Refusals:

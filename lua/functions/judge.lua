@@ -1,17 +1,17 @@
 --[[
-roq_judge: the post-processing of a group is done (post_process). It takes its final kind of place, or
-leaves the run when it was found to be of no use.
+roq_judge: the post-processing of a group is done (post_process). The group becomes Occupied, or
+leaves the run if it is filtered.
 
 Arguments:
   request     identity of the call (lib/replies.lua)
   group, token, worker   the claim, whose member is 0
   keep        1 to train the group, 0 to filter it
-  reason      why it is filtered, for people; "" when it is kept
+  reason      why it is filtered, human-readable; "" when it is kept
   advantages  JSON array of numbers as text, one for each complete member in order; "" when the trainer
               computes them from the rewards
 Reply:
   status      "occupied" | "filtered" | "surplus"
-  buffer, slot, ready   as of roq_complete
+  buffer, slot, ready   see roq_complete
 Refusals:
   ROQ_FENCED   the claim was superseded
   ROQ_NO_GROUP no such group was ever issued
@@ -19,7 +19,7 @@ Refusals:
 Events: occupy, filtered, discarded
 ]]
 
--- The advantages as text with all their digits; nil when none are given.
+-- The advantages as text with all digits; nil when none are given.
 local function read_advantages(record, given)
   if given == "" then
     return nil

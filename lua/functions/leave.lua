@@ -1,11 +1,11 @@
 --[[
-roq_leave: a worker goes. Claims it still holds become pending again, a bounded number per call; the
-client calls until none is left. Harmless to repeat.
+roq_leave: a worker leaves. Claims that it still holds become pending again, a bounded number per call; the
+client calls until none is left. Idempotent.
 
 Arguments:
-  worker    who
+  worker    the worker's name
 Reply:
-  left      claims it still holds
+  left      number of claims that it still holds
 Events: release, worker_left
 ]]
 local BATCH = 16

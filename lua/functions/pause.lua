@@ -2,9 +2,9 @@
 roq_pause: stop the admission of new prompts. Work in flight continues. Idempotent.
 
 Arguments:
-  reason    why, human-readable
+  reason    human-readable
   by        who asked, human-readable
-Reply:    nothing of note
+Reply:    an empty object
 Events: paused
 ]]
 transition.define({

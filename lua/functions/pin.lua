@@ -1,10 +1,10 @@
 --[[
-roq_pin: protect the files of a weights version while this worker loads it. Harmless to repeat. The pin
+roq_pin: protect the files of a weights version while this worker loads it. Idempotent. The pin
 lasts as long as the worker's lease, and becomes its only one when the worker says it has loaded it (renew).
 
 Arguments:
-  worker    who
-  version   which; "" is the newest
+  worker    the worker's name
+  version   weights version; "" is the newest
 Reply:
   version, location
   sender            who sends it, when the trainer does (announce_sender)

@@ -1,12 +1,12 @@
 --[[
-roq_publish: weights of the next version are complete and readable (Publish). The window opens by one
+roq_publish: the weights of the next version are complete and readable (Publish). The window grows by one
 buffer. Publishing a version again changes nothing.
 
 Arguments:
-  trainer   who
+  trainer   the trainer's name
   version   the new version: the taken batch's version plus 1
   weights   location of its files
-  metrics   JSON object of figures about the step, kept with the event; "" for none
+  metrics   JSON object of the step's metrics, stored in the event; "" for none
 Reply:
   version, signal, ended
 Refusals:
@@ -14,7 +14,7 @@ Refusals:
   ROQ_NOT_READY  the batch of this update was not taken, or a version would be skipped
 Events: publish, ended
 ]]
-local MOST_METRICS = 4096 -- bytes: they stand in the event stream
+local MOST_METRICS = 4096 -- bytes, in the event stream
 
 transition.define({
   name = "publish",

@@ -1,12 +1,12 @@
 --[[
 roq_release: give a claim back unfinished. Its slot stays Reserved; another worker generates the
-trajectory anew, or continues from the prefix.
+trajectory again, or continues from the prefix.
 
 Arguments:
   request   identity of the call (lib/replies.lua)
   group, member, token, worker   the claim (member 0: the post-processing of a group)
-  reason    why, human-readable
-  prefix    msgpack of the tokens so far; "" keeps what was saved before
+  reason    human-readable
+  prefix    msgpack of the tokens so far; "" keeps the saved one
 Reply:
   status    "pending"
 Refusals:

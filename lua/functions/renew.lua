@@ -1,11 +1,11 @@
 --[[
-roq_renew: a worker's heartbeat. Extends the lease of everything it holds, says what it serves, and brings
-back what it should stop generating. Harmless to repeat.
+roq_renew: a worker's heartbeat. Extends the lease of everything it holds, reports its weights version, and returns
+the claims that it should stop generating. Idempotent.
 
 Arguments:
-  worker        who
-  version       weights version it has loaded; "" leaves it as it was
-  info          JSON object about itself for people to read; "" leaves it as it was
+  worker        the worker's name
+  version       weights version it has loaded; "" leaves it unchanged
+  info          JSON object about the worker, for status; "" leaves it unchanged
   acknowledged  the `acknowledge` of its last renewal, 0 at first: cancellations up to it are forgotten
 Reply:
   version, cancelled (group, member, token, reason), acknowledge, draining, paused, ended

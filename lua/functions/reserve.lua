@@ -1,26 +1,26 @@
 --[[
-roq_reserve: hand out work (Reserve). Members that wait to be issued again come first; then new prompts
+roq_reserve: issue work (Reserve). Pending members come first; then new prompts
 are admitted, each to the latest legal Empty slot.
 
 Arguments:
   request   identity of the call (lib/replies.lua)
-  worker    who asks; its lease is extended
-  version   weights version that its engine really has loaded
+  worker    the worker's name; its lease is extended
+  version   weights version that its engine has loaded
   limit     trajectories that its engine can take now
-Reply: at most 32 claims; with fewer than asked for and no refusal, there is more
+Reply: at most 32 claims; fewer than asked for without a refusal means that there are more
   reservations  claims: group, member, token, ordinal, v_traj, buffer, slot, attempt, worker, and
-                prefix = true when tokens were kept (the client reads them from `prefixes`)
-  refused       why there are fewer than asked for; absent when there are not
+                prefix = true when there are saved tokens (the client reads them from `prefixes`)
+  refused       why there are fewer than asked for; absent otherwise
   version, signal, ended
 Refusals:
   ROQ_STATE_LOST  the worker's version is newer than the published one
-Events: reserve (a new group), issue (members that waited), reissue (some of them for another attempt),
+Events: reserve (a new group), issue (pending members), reissue (pending members of an earlier attempt),
         expired, worker_joined, worker_lost
 ]]
 local MOST = 32 -- claims in one call; the client asks again for the rest
-local PASSED = 16 -- waiting members that may be passed over because these weights are too old for them
+local PASSED = 16 -- pending members that may be skipped because these weights are too old for them
 
--- Lease out pending members of a group until `room` is used up; returns what is left of it. `waited` when
+-- Lease pending members of a group until `room` is used up; returns the rest of it. `waited` is true when
 -- they are in the queue.
 local function lease(run, out, record, worker, version, room, waited)
   local _, buffer, slot = slots.find(run, record.group)
@@ -57,7 +57,7 @@ local function lease(run, out, record, worker, version, room, waited)
   return room
 end
 
--- Issue waiting members, those that wait longest first, where the group's place stays legal with these weights.
+-- Issue pending members, the oldest first, where the group's slot stays legal with these weights.
 local function reissue(run, out, args, room)
   local seen = {}
   local waiting = redis.call("ZRANGE", run.key.pending, "0", text.int(room + PASSED - 1))
@@ -80,8 +80,8 @@ local function reissue(run, out, args, room)
   return room
 end
 
--- Whether the byte budget stops admission. While the trainer waits it never stops what a batch needs: only
--- trained and checkpointed batches free bytes, so a run that cannot fill one could never go on.
+-- True if the byte budget stops admission. While the trainer waits it never stops what a batch needs: only
+-- trained and checkpointed batches free bytes, so a run that cannot fill one could never continue.
 local function over_budget(run)
   local limit = run.config.max_payload_bytes
   if not limit or run.state.payload_bytes < limit then
@@ -108,7 +108,7 @@ local function obstacle(run, args)
   end
 end
 
--- Admit new prompts; returns why it stopped, or nil when all the room is used.
+-- Admit new prompts; returns why it stopped, or nil when `room` is used up.
 local function admit(run, out, args, room)
   while room > 0 do
     local why = obstacle(run, args)

@@ -2,9 +2,9 @@
 roq_resume: admit new prompts again, after roq_pause. Idempotent.
 
 Arguments:
-  reason    why, human-readable
+  reason    human-readable
   by        who asked, human-readable
-Reply:    nothing of note
+Reply:    an empty object
 Events: resumed
 ]]
 transition.define({

@@ -1,9 +1,9 @@
 --[[
-roq_retire_weights: unregister the weights that nobody needs, so that their files can be deleted: all but
+roq_retire_weights: unregister weights that are no longer needed, so their files can be deleted: all except
 the `keep` newest and those pinned by a worker. Version 0 is the user's own model and is never retired.
 
 Arguments:
-  trainer   who
+  trainer   the trainer's name
   keep      newest versions to keep, at least 1
 Reply:
   retired   version, location

@@ -1,12 +1,12 @@
 --[[
-roq_revive: put a dead-lettered prompt back: it is issued again before any new one, with all its attempts. A run
+roq_revive: requeue a dead-lettered prompt: it is issued before any new one, with all its attempts. A run
 that ended because its prompts were used up continues.
 
 Arguments:
   request   identity of the call (lib/replies.lua)
-  ordinal   which
-  reason    why, for people
-  by        who asked, for people
+  ordinal   number of the prompt
+  reason    human-readable
+  by        who asked, human-readable
 Reply:
   status    "requeued"
 Refusals:

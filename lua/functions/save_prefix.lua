@@ -1,11 +1,11 @@
 --[[
-roq_save_prefix: keep the tokens generated so far, so that a re-issue continues from them. The claim
-stays. Harmless to repeat.
+roq_save_prefix: save the tokens generated so far, for a re-issue to continue from. The claim
+stays. Idempotent.
 
 Arguments:
   group, member, token, worker   the claim
   prefix    msgpack of the tokens so far
-Reply:    nothing of note
+Reply:    an empty object
 Refusals:
   ROQ_FENCED   the claim was superseded; stop generating
   ROQ_NO_GROUP no such group was ever issued

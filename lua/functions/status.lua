@@ -1,13 +1,13 @@
 --[[
-roq_status: one consistent picture of a run, for people and for a trainer that waits.
+roq_status: a consistent snapshot of a run, for displays and for a waiting trainer.
 
 Arguments: none
 Reply:
   see Status in roq/types.py: version, frontier, window_end, training, checkpoint, trainer, buffers,
   waiting (what the nearest buffer waits for), workers, ledger, inflight, pending, payload_bytes, …
 ]]
-local WAITING = 16 -- Reserved slots of the nearest buffer told in detail
-local WORKERS = 256 -- workers told in detail
+local WAITING = 16 -- Reserved slots of the nearest buffer that are listed
+local WORKERS = 256 -- workers that are listed
 
 local function seconds(milliseconds)
   return milliseconds / 1000

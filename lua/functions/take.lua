@@ -1,12 +1,12 @@
 --[[
 roq_take: the trainer asks for its next batch (Take). Taking again before publishing returns the same
-batch; a trainer that restarts from an older checkpoint is given the later batches again, unchanged.
+batch; a trainer that restarts from an older checkpoint gets the later batches again, unchanged.
 
 Arguments:
-  trainer   who; a new name takes over, and the old one is fenced from then on
-  version   updates the trainer's weights have had; "" is the published version
+  trainer   the trainer's name; a new name takes over, and the old one is fenced
+  version   number of updates in the trainer's weights; "" is the published version
 Reply:
-  ready     whether there is a batch
+  ready     true if there is a batch
   version, replay, groups   the batch; `groups` are the groups' numbers in slot order
 Refusals:
   ROQ_FENCED      another trainer has taken over
@@ -15,17 +15,17 @@ Refusals:
 Events: take, trainer_joined, ended, and those of dropped groups and expired leases
 ]]
 local DROPPED = 16 -- groups dropped by the stuck timeout in one call
-local DROP_LOOK = 64 -- groups looked at for it
+local DROP_LOOK = 64 -- groups examined for it
 local LEFTOVER = 64 -- Reserved groups read with one command when a buffer is taken
 
--- The reply with a batch: which groups, not their records. Those do not change any more, so the client reads
--- them in portions (`groups`) without holding the server up.
+-- The reply with a batch: the groups' numbers, not their records, which no longer change: the client reads
+-- them in parts (`groups`), without blocking the server.
 local function batch_reply(run, version, ids)
   return { ready = true, version = version, replay = version < run.state.version, groups = ids }
 end
 
 -- With over-sampling: Reserved groups left in a buffer that is taken move to a later legal Empty slot, or are
--- discarded. All of them in this call, at most S - B: the buffer is gone afterwards.
+-- discarded. All of them in this call, at most S - B, since the buffer is gone afterwards.
 local function clear_reserved(run, buffer)
   for _ = 0, run.config.buffer_slots / LEFTOVER + 1 do
     local left = slots.list(run, "reserved", buffer, LEFTOVER)
@@ -58,7 +58,7 @@ local function reset_timeout(run)
 end
 
 -- Drop the Reserved groups of a buffer that has been FULL for too long while the trainer waits: those that
--- were there when the time ran out, a bounded number per call.
+-- were there at the timeout, a bounded number per call.
 local function drop_after_timeout(run, buffer)
   local state, timeout = run.state, run.config.stuck_timeout_ms
   if not timeout then
@@ -89,7 +89,7 @@ local function drop_after_timeout(run, buffer)
   end
 end
 
--- Whether the frontier's buffer can never fill: no prompt is left and nothing is being generated.
+-- True if the frontier's buffer can never fill: no prompt is left and nothing is being generated.
 local function starved(run)
   return supply.exhausted(run) and redis.call("ZCARD", run.key.reserved) == 0
 end

@@ -1,10 +1,10 @@
 --[[
-roq_verify: everything the invariants speak of, read in one consistent look. The client checks it
-(roq/protocol/invariants.py); doing so here would block the server for longer.
+roq_verify: a consistent snapshot of all keys that the invariants cover. The client checks it
+(roq/protocol/invariants.py); checking here would block the server for longer.
 
 Arguments: none
 Reply:     a flat list of name, content pairs: hashes as HGETALL, sorted sets as ZRANGE WITHSCORES,
-           payloads and prefixes as their field names, the requeued list as it is
+           payloads and prefixes as field names, the requeued list unchanged
 ]]
 local hashes =
   { "config", "state", "slots", "groups", "workers", "pins", "dead", "batches", "weights", "sender" }

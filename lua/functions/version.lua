@@ -1,5 +1,5 @@
 --[[
-roq_version: which library is loaded.
+roq_version: the version of the loaded library.
 
 Arguments: none (and no keys)
 Reply:     the version, as text

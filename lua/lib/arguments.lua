@@ -1,4 +1,4 @@
--- The arguments of a function, declared by name and kind and checked before anything else happens.
+-- The arguments of a function, declared by name and kind, and checked before anything else.
 
 local M = {}
 
@@ -12,7 +12,7 @@ local function whole(value)
   end
 end
 
--- Whether text is valid UTF-8: what stands in JSON replies must be. (RFC 3629, section 4.)
+-- True if text is valid UTF-8, as JSON replies require. (RFC 3629, section 4.)
 local function is_utf8(value)
   if not string.find(value, "[\128-\255]") then
     return true
@@ -31,7 +31,7 @@ local function is_utf8(value)
   return not string.find(value, "[\128-\255]")
 end
 
--- A finite number as text, since cjson would cut it to 14 digits. Equal numbers give equal texts, 0 and -0 too.
+-- A finite number as text, since cjson would truncate it to 14 digits. Equal numbers give equal texts, 0 and -0 too.
 function M.float(value)
   local number = tonumber(value)
   if number and number == number and math.abs(number) ~= math.huge then
@@ -39,9 +39,9 @@ function M.float(value)
   end
 end
 
--- Each kind turns text into a value, or returns nil when the text is not of it.
+-- Each kind converts text into a value, or returns nil for invalid text.
 local kinds = {
-  -- Bounded: reasons, locations, what workers say of themselves. Data is `bytes`, whose limits are the caller's.
+  -- Bounded: reasons, locations, workers' info. Data is `bytes`, whose limit is checked by the caller.
   text = function(value)
     return #value <= MOST_TEXT and is_utf8(value) and value or nil
   end,
@@ -54,7 +54,7 @@ local kinds = {
     return value == "" and -1 or whole(value)
   end,
   float = M.float,
-  -- A worker, trainer or client: part of members of sorted sets, so no blanks.
+  -- A worker, trainer or client: part of sorted-set members, so without blanks.
   name = function(value)
     return #value <= 128 and string.match(value, NAME) or nil
   end,

@@ -1,10 +1,10 @@
--- Cancellations: what a worker should stop generating. It is told at its next renewal, until it acknowledges.
+-- Cancellations: the claims that a worker should stop generating. Every renewal returns them until acknowledged.
 
 local M = {}
 
-local TOLD = 1000 -- cancellations told in one renewal
+local TOLD = 1000 -- cancellations returned by one renewal
 
--- Tell a worker, at its next renewal, to stop generating a claim.
+-- Add a cancellation, which the worker gets with its next renewal.
 function M.tell(run, worker, name, token, reason)
   local sequence = context.next(run, "next_cancel")
   reason = reason == "" and "unknown" or string.gsub(reason, "[%s%c%z]+", "_")

@@ -1,9 +1,9 @@
--- Claims: a worker's hold on a member of a group, or on its post-processing (under the number 0). Issued to a
+-- Claims: a worker's lease of a member of a group, or of its post-processing (member 0). Issued to a
 -- worker under a new token, then completed, made pending again, or cancelled.
 
 local M = {}
 
--- The member that a claim names, leased or complete. Refuses a claim that is no longer held.
+-- The member of a claim, leased or complete. Refuses a claim that is no longer held.
 function M.claimed(record, member, token, worker)
   local found = groups.part(record, member)
   local name = text.member(record.group, member)
@@ -27,7 +27,7 @@ function M.claimed(record, member, token, worker)
   return found
 end
 
--- As `claimed`, for a claim that must still be running.
+-- As `claimed`, but refuses a complete member.
 function M.running(record, member, token, worker)
   local found = M.claimed(record, member, token, worker)
   if found.state ~= "leased" then
@@ -36,13 +36,13 @@ function M.running(record, member, token, worker)
   return found
 end
 
--- Queue a pending member for whoever asks next.
+-- Queue a pending member for the next worker that asks.
 function M.queue(run, record, m)
   local place = text.int(context.next(run, "next_pending"))
   changes.zadd(run.key.pending, place, text.member(record.group, m))
 end
 
--- Issue a pending member to a worker that serves weights `version`.
+-- Issue a pending member to a worker with weights `version`.
 function M.issue(run, record, m, worker, version)
   local member = groups.part(record, m)
   member.state = "leased"
@@ -55,7 +55,7 @@ function M.issue(run, record, m, worker, version)
   changes.zadd(run.key.claims, "0", worker .. " " .. text.member(record.group, m))
 end
 
--- The claim on a leased member, as its worker is told.
+-- The reply for the claim on a leased member.
 function M.reply(record, m, buffer, slot)
   local member = groups.part(record, m)
   return {
@@ -72,7 +72,7 @@ function M.reply(record, m, buffer, slot)
   }
 end
 
--- Take a leased member off its worker's claims.
+-- Remove a leased member from its worker's claims.
 local function unclaim(run, record, m)
   local name = text.member(record.group, m)
   changes.zrem(run.key.claims, groups.part(record, m).worker .. " " .. name, "0")
@@ -90,7 +90,7 @@ function M.check_size(run, data)
   end
 end
 
--- A member is complete: keep its trajectory and end its claim.
+-- Complete a member: store its trajectory and end its claim.
 function M.complete(run, record, args)
   local member, name = record.members[args.member], text.member(record.group, args.member)
   unclaim(run, record, args.member)
@@ -104,7 +104,7 @@ function M.complete(run, record, args)
   member.v, member.reward, member.tokens, member.bytes = args.oldest, args.reward, args.tokens, #args.payload
 end
 
--- Keep the tokens of a running claim.
+-- Save the tokens of a running claim.
 function M.keep_prefix(run, args, member)
   if args.member == 0 then
     refuse.with("INVALID", "a group's post-processing has no tokens to keep")
@@ -146,12 +146,12 @@ function M.reopen(run, record, m, failed, keep)
   M.queue(run, record, m)
 end
 
--- Whether a member has failed as often as it may.
+-- True if a member has no attempts left.
 function M.out_of_attempts(run, record, m)
   return groups.part(record, m).failures >= run.config.max_attempts
 end
 
--- Take a member from its worker, who is told, or from the queue.
+-- Take a member from its worker, with a cancellation, or from the queue.
 local function cancel(run, record, m, reason)
   local member, name = groups.part(record, m), text.member(record.group, m)
   if member.state == "leased" then

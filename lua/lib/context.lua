@@ -1,4 +1,4 @@
--- What every transition works on: the run's keys, its configuration, its state, and the server's clock.
+-- The context of a transition: the run's keys, configuration and state, and the server's clock.
 
 local M = {}
 
@@ -155,7 +155,7 @@ function M.now()
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
--- The key table alone, for the functions that need nothing else.
+-- The table of keys only.
 function M.keys(keys)
   if #keys ~= #M.names then
     refuse.with(
@@ -177,7 +177,7 @@ local function name_of(keys)
   return string.match(keys[1], "{(.*)}") or keys[1]
 end
 
--- Refuse a run that another revision of the library created: its records may mean something else.
+-- Refuse a run that another revision of the library created: its records may differ.
 function M.check_revision(keys, revision)
   revision = revision or "1"
   if tonumber(revision) ~= LIBRARY_REVISION then
@@ -216,7 +216,7 @@ function M.open(keys)
   }
 end
 
--- Change a field of the state (nil: to none); written once, by `commit`.
+-- Change a field of the state (nil clears it); written once, by `commit`.
 function M.set(run, field, value)
   run.state[field] = value
   run.changed[field] = value or ""

@@ -1,4 +1,4 @@
--- The event stream (an audit trail, bounded) and the signals (they wake those who wait).
+-- The event stream (a bounded audit trail) and the signals (which wake waiting clients).
 
 local M = {}
 
@@ -72,7 +72,7 @@ local function spaced(values)
   return table.concat(values, " ")
 end
 
--- How a value of each kind is written.
+-- How to write a value of each kind.
 local kinds = {
   integer = text.int,
   float = as_it_is, -- text with all its digits (arguments.float)
@@ -86,7 +86,7 @@ local kinds = {
   moves = spaced,
 }
 
--- A declaration, taken apart when it is first used: a list of { name, write, optional }.
+-- A declaration, parsed when it is first used: a list of { name, write, optional }.
 local specs = {}
 local function spec_of(event)
   local spec = specs[event]
@@ -138,12 +138,12 @@ local function wake(run, stream, field, reason)
   changes.later("XADD", run.key[stream], "MAXLEN", "1", text.int(run.state[field]) .. "-0", "reason", reason)
 end
 
--- Wake the workers that wait for work, once per transition: new weights, or room.
+-- Wake waiting workers, once per transition: there are new weights, or room.
 function M.signal(run, reason)
   wake(run, "signals", "signal", reason)
 end
 
--- Wake the trainer: a buffer is READY, or the run is over.
+-- Wake the trainer: a buffer is READY, or the run has ended.
 function M.signal_trainer(run, reason)
   wake(run, "ready", "ready_signal", reason)
 end

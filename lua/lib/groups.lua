@@ -1,14 +1,14 @@
--- Groups and their members: one JSON record per group. A group's place is not in its record, it is in
+-- Groups and their members: one JSON record per group. A group's slot is not in its record but in
 -- the slots; a record without a slot belongs to a batch that was taken.
 --
 --   { group, ordinal, v, since, drops, members = [ { state, token, v, attempt, failures, … } ] }
 --
 -- Member states: pending (to be issued), leased (worker, v), complete (v, reward, tokens, bytes) and
--- cancelled (a candidate that was not needed). `v` is the oldest weights version of the member's parts;
--- `reward` and `advantage` are text, so that they keep all their digits.
+-- cancelled (a candidate that was not needed). `v` is the oldest weights version of the member's tokens;
+-- `reward` and `advantage` are text, to keep all digits.
 --
--- With `post_process`, a group whose members are all in gets a `judgement`: the claim on its post-processing,
--- issued, leased and released like a member, under the number 0.
+-- With `post_process`, a complete group gets a `judgement`: the claim on its post-processing,
+-- issued, leased and released like a member, as member 0.
 
 local M = {}
 
@@ -32,7 +32,7 @@ function M.known(run, group)
   return group and M.find(run, group) or refuse.damaged("group %s has no record", tostring(group))
 end
 
--- A group's record. Refuses a group that is gone (FENCED) or never was (NO_GROUP).
+-- A group's record. Refuses a group that has left the run (FENCED) or was never issued (NO_GROUP).
 function M.read(run, group)
   local record = M.find(run, group)
   if record then
@@ -50,8 +50,8 @@ function M.write(run, record)
   run.raw[record.group] = raw
 end
 
--- A new group for an ordinal, all members pending. `drops` and `attempt` count what was tried before, so
--- that a requeued prompt is sampled anew.
+-- A new group for an ordinal, all members pending. `drops` and `attempt` continue earlier counts, so
+-- that a requeued prompt is sampled with other seeds.
 function M.create(run, ordinal, drops, attempt)
   local members = {}
   for m = 1, run.config.group_candidates do
@@ -66,12 +66,12 @@ function M.create(run, ordinal, drops, attempt)
   }
 end
 
--- A member of a group; 0 is its post-processing. Nil when there is none.
+-- A member of a group, 0 for its post-processing; nil when there is none.
 function M.part(record, m)
   return m == 0 and record.judgement or record.members[m]
 end
 
--- v_traj of the group: the oldest version of any part of it; nil while there is no part.
+-- v_traj of the group: the oldest version of any of its tokens; nil before the first.
 function M.oldest(record)
   local oldest
   for _, member in ipairs(record.members) do

@@ -1,9 +1,9 @@
--- What happens to a group whose members are all in: the zero-variance filter, its post-processing by a
--- worker where the run asks for it, and Occupy.
+-- The steps after a group's last member: the zero-variance filter, its post-processing by a
+-- worker if the run has one, and Occupy.
 
 local M = {}
 
--- Complete members, and whether their rewards differ.
+-- The number of complete members, and true if their rewards differ.
 function M.complete_members(record)
   local count, varied, first = 0, false, nil
   for _, member in ipairs(record.members) do
@@ -16,7 +16,7 @@ function M.complete_members(record)
   return count, varied
 end
 
--- Put a finished group into its final kind of place. Returns the reply: "occupied" or "surplus".
+-- Occupy a slot with a finished group. Returns the reply: "occupied" or "surplus".
 function M.occupy(run, record)
   local _, from_buffer, from_slot = slots.find(run, record.group)
   local buffer, slot = placement.occupy(run, record.group, record.v)
@@ -58,7 +58,7 @@ local function begin(run, record, worker)
   return { status = "judging", judgement = claims.reply(record, 0, buffer, slot) }
 end
 
--- A member is in and written into the record; go on with its group. Returns the reply.
+-- A member is complete in the record; advance its group. Returns the reply.
 function M.advance(run, record, worker)
   local count, varied = M.complete_members(record)
   if count < run.config.group_size then

@@ -1,5 +1,5 @@
--- Leases. A lease is the worker's: its heartbeat extends everything it holds, and when it runs out, whoever
--- calls next makes its claims pending again, a bounded number per call.
+-- Leases. A lease belongs to a worker: its heartbeat extends everything it holds. When it runs out, any later
+-- call makes its claims pending again, a bounded number per call.
 
 local M = {}
 
@@ -19,8 +19,8 @@ function M.touch(run, worker)
   return record
 end
 
--- Remove what describes a worker that holds no claim. One that lost claims may wake and must be told:
--- its cancellations stay, for the most recent of such workers.
+-- Remove a worker that holds no claim. One that lost claims may wake and must learn of it:
+-- its cancellations stay, for the most recent such workers.
 function M.remove(run, worker, told)
   local draining = told and workers.live(run, worker).draining
   changes.zrem(run.key.heartbeats, worker)
@@ -31,7 +31,7 @@ function M.remove(run, worker, told)
     changes.zrem(run.key.departed, worker)
     return
   end
-  -- Half a millisecond says that it was asked to go: it is still to go when it wakes.
+  -- Half a millisecond marks a draining worker: it must still leave when it wakes.
   changes.zadd(run.key.departed, text.int(run.now) .. (draining and ".5" or ""), worker)
   if redis.call("ZCARD", run.key.departed) > REMEMBERED then
     local oldest = redis.call("ZRANGE", run.key.departed, "0", "0")[1]
@@ -50,7 +50,7 @@ function M.reopen(run, record, m, failed, keep, reason)
   return "pending"
 end
 
--- Expire one claim of a dead worker, unless it went with its group a moment ago.
+-- Expire one claim of a dead worker, unless it has just left with its group.
 local function expire(run, worker, name)
   local group, m = text.parse_member(name)
   local record = groups.find(run, group)
@@ -62,8 +62,8 @@ local function expire(run, worker, name)
   end
 end
 
--- Work that is left over from earlier calls, done by whoever calls: expire the claims of workers whose
--- lease has run out, and go on cancelling hopeless reservations. Returns true when expired claims remain.
+-- Deferred work, done by the next caller: expire the claims of workers whose
+-- lease has run out, and cancel more hopeless reservations. Returns true when expired claims remain.
 function M.maintain(run)
   if run.state.sweeping == 1 then
     retire.hopeless(run)

@@ -13,7 +13,7 @@ local codes = {
   CONFIG = true, -- the run exists with another configuration
   INVALID = true, -- an argument is missing, malformed or out of range
   STATE_LOST = true, -- the caller is ahead of what the server remembers
-  ENDED = true, -- the run is over
+  ENDED = true, -- the run has ended
   DAMAGED = true, -- the keys of the run hold what no transition writes
 }
 

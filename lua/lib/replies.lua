@@ -1,10 +1,10 @@
--- Exactly-once effect for retried calls, as NFSv4.1 sessions do it (RFC 8881, 2.10.6): a client numbers
--- its calls on a few lanes, one call at a time on each. The last reply of a lane is kept, so a call whose
+-- Exactly-once effect for retried calls, as in NFSv4.1 sessions (RFC 8881, 2.10.6): a client numbers
+-- its calls on a few lanes, one call at a time on each. The last reply of a lane is stored, so a call whose
 -- reply was lost is answered again without a second effect; the lane's next call overwrites it.
 
 local M = {}
 
-local LANES = 128 -- half of them for calls that are made in batches
+local LANES = 128 -- half of them for batches of calls
 local CLIENTS = 4096 -- the least recently used client beyond this is forgotten
 local REMEMBERED_MS = 24 * 3600 * 1000
 
@@ -25,8 +25,8 @@ local function forget(run)
   end
 end
 
--- The reply to this very call if it was made before. `request` is "client lane sequence", or "" for a
--- call that needs no such care (typed by hand, say).
+-- The stored reply if this call was made before. `request` is "client lane sequence", or "" for a
+-- call without this guarantee (typed by hand, for example).
 function M.recall(run, request)
   if request == "" then
     return nil
@@ -47,7 +47,7 @@ function M.recall(run, request)
   end
 end
 
--- Keep the reply to this call.
+-- Store the reply to this call.
 function M.keep(run, reply)
   if run.request then
     changes.later("HSET", run.key.replies, run.request.lane, text.int(run.request.sequence) .. " " .. reply)

@@ -1,4 +1,4 @@
--- How a group leaves the run before it is trained, and where its prompt goes.
+-- Remove a group from the run before it is trained, and decide what happens to its prompt.
 
 local M = {}
 
@@ -12,7 +12,7 @@ local function attempts(record)
   return most
 end
 
--- Where the prompt of a retired group goes: each returns what became of it.
+-- The fates of a retired group's prompt; each returns the outcome.
 local fates = {
   requeue = function(run, record, reason)
     return supply.requeue(run, record.ordinal, record.drops + 1, attempts(record), reason)
@@ -30,8 +30,8 @@ local fates = {
   end,
 }
 
--- Take a live group out of the run; `fate` is one of the above, `by` who asked for it, if anybody did. Returns
--- what became of its prompt.
+-- Remove a live group from the run; `fate` is one of the above, `by` who asked for it, if known. Returns
+-- the outcome for its prompt.
 function M.group(run, record, fate, reason, by)
   local kind, buffer, slot = slots.find(run, record.group)
   claims.cancel_open(run, record, reason)

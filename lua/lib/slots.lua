@@ -1,6 +1,6 @@
 -- Slots and their indexes. In every buffer Occupied slots come first, then Empty, then Reserved, so two
 -- counts give its whole layout: Occupied are 1..o, Reserved are S-r+1..S. The counts are read from the
--- indexes, never kept.
+-- indexes, never stored.
 
 local M = {}
 
@@ -47,7 +47,7 @@ function M.last_empty(run, buffer)
   return run.config.buffer_slots - M.counts(run, buffer).reserved
 end
 
--- Where a group is: kind ("reserved" | "occupied"), buffer, slot; nil when it is in no slot.
+-- The slot of a group: kind ("reserved" | "occupied"), buffer, slot; nil when it has none.
 function M.find(run, group)
   for _, kind in ipairs({ "reserved", "occupied" }) do
     local score = redis.call("ZSCORE", run.key[kind], text.int(group))
@@ -162,8 +162,8 @@ local function earliest_of(run, v_traj, gap_buffer, gap_slot)
 end
 
 -- The earliest Reserved strictly before a gap whose v_traj still allows the gap's buffer: { group, v_traj,
--- buffer, slot } or nil. One look for each v_traj that can be alive, at most eta + 1; with over-sampling one
--- more for every READY buffer that is passed over.
+-- buffer, slot } or nil. One query for each live v_traj, at most eta + 1; with over-sampling one
+-- more for every READY buffer that is skipped.
 function M.earliest_movable(run, gap_buffer, gap_slot)
   local best
   for v_traj = math.max(0, gap_buffer - run.config.eta), run.state.version do

@@ -1,5 +1,5 @@
--- Numbers and objects as text. Lua's own conversions cut numbers past 14 digits, and cjson writes an
--- empty array as {}: so integers go through `int`, and replies leave empty arrays out.
+-- Numbers and objects as text. Lua's own conversions truncate numbers to 14 digits, and cjson writes an
+-- empty array as {}, so integers go through `int`, and replies omit empty arrays.
 
 local M = {}
 
@@ -36,13 +36,13 @@ function M.member(group, member)
   return M.int(group) .. "." .. M.int(member)
 end
 
--- The group and the member that a name stands for.
+-- The group and the member of a name.
 function M.parse_member(name)
   local group, member = string.match(name, "^(%d+)%.(%d+)$")
   return tonumber(group), tonumber(member)
 end
 
--- Where the entries "name …" of a name begin and end in a set that is ordered by name.
+-- The range of the entries "name …" in a set that is ordered by name.
 function M.entries_of(name)
   return "[" .. name .. " ", "[" .. name .. "!" -- '!' follows ' '
 end

@@ -1,9 +1,9 @@
--- The trainer's ownership. The newest trainer to ask for a batch owns the run; those before it are fenced
--- for good, so a process that was believed dead cannot publish over its successor.
+-- The trainer's ownership. The newest trainer that asks for a batch owns the run; earlier ones are fenced
+-- for good, so a process that was presumed dead cannot overwrite its successor's weights.
 
 local M = {}
 
-local REMEMBERED = 16 -- former trainers that are still told they are fenced
+local REMEMBERED = 16 -- former trainers that still get FENCED
 
 local function owner(run)
   local values = redis.call("HMGET", run.key.state, "trainer", "former_trainers")
@@ -14,7 +14,7 @@ local function fence(trainer, current)
   refuse.with("FENCED", "trainer %s was superseded by %s; stop it", trainer, current)
 end
 
--- Note that the trainer is alive.
+-- Record that the trainer is alive.
 function M.seen(run)
   context.set(run, "trainer_seen", run.now)
 end
@@ -37,7 +37,7 @@ function M.attach(run, trainer)
       context.set(run, "former_trainers", table.concat(names, " "))
     end
     context.set(run, "trainer", trainer)
-    context.set(run, "stuck_since", nil) -- it begins to wait only now
+    context.set(run, "stuck_since", nil) -- it starts to wait now
     events.log(run, "trainer_joined", { trainer = trainer })
   end
   M.seen(run)
@@ -54,8 +54,8 @@ function M.require(run, trainer)
   end
 end
 
--- Where the owner sends weights from, or nil. Not for workers to write: they would get other weights
--- from there.
+-- The address of the owner's weight sender, or nil. Workers must not be able to write it: other workers receive
+-- weights from there.
 function M.sender(run)
   return redis.call("HGET", run.key.sender, "address") or nil
 end

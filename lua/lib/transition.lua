@@ -1,4 +1,4 @@
--- How a function of the library is declared. A transition validates, writes, and returns its reply as a
+-- Declare functions of the library. A transition validates, writes, and returns its reply as a
 -- table; refusals (lib/refuse.lua) become error replies, and nothing that was written before one stays
 -- (lib/changes.lua); a retried call gets its first reply again.
 
@@ -30,7 +30,7 @@ end
 -- Register a transition that writes.
 --   name       without the prefix roq_
 --   arguments  see lib/arguments.lua; with "request:text" first, a retry has one effect
---   frees      true when it must work on a full server, because it frees memory or keeps leases alive
+--   frees      true if it must work on a full server, because it frees memory or keeps leases alive
 --   apply      function(run, args) -> reply, a table or JSON text
 function M.define(spec)
   local once = spec.arguments[1] == "request:text"

@@ -1,8 +1,8 @@
--- What workers say of themselves and what is said of them, and the weights that they need (pins).
+-- Records of workers, and the weights that they need (pins).
 
 local M = {}
 
--- What a worker said of itself and what is said of it; nil when it is not attached.
+-- The record of a worker; nil when it is not attached.
 function M.read(run, worker)
   local record = redis.call("HGET", run.key.workers, worker)
   return record and text.object(record) or nil
@@ -39,7 +39,7 @@ function M.pin_loaded(run, worker, version)
   changes.hset(run.key.pins, worker, pins, old)
 end
 
--- Keep a worker's last failure, for those who ask why nothing moves.
+-- Store a worker's last failure, for status.
 function M.note_error(run, worker, message)
   local record = M.read(run, worker)
   if record then
