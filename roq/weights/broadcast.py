@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from roq.errors import TransferFailed
 from roq.weights.messages import Offer, Tensor
 
-__all__ = ["DTYPES", "Group", "buckets", "check", "receive", "send"]
+__all__ = ["DTYPES", "Group", "buckets", "dtype_of", "receive", "send"]
 
 MEET = timedelta(seconds=10)  # to join a group, while the engine is paused
 BUFFER = timedelta(seconds=60)  # for one buffer
@@ -130,23 +130,19 @@ def _nccl(store: Any, rank: int, size: int) -> Any:
 # ---- tensors in buffers --------------------------------------------------------------------------
 
 
-def _dtype(tensor: Tensor) -> torch.dtype:
+def dtype_of(tensor: Tensor) -> torch.dtype:
+    """The torch type of a tensor.
+
+    Raises:
+        TransferFailed: tensors of this type cannot be sent.
+    """
     if tensor.dtype not in DTYPES:
         raise TransferFailed(f"{tensor.name} has the type {tensor.dtype}, which cannot be sent")
     return DTYPES[tensor.dtype]
 
 
 def _bytes(tensor: Tensor) -> int:
-    return math.prod(tensor.shape) * _dtype(tensor).itemsize
-
-
-def check(tensor: Tensor) -> None:
-    """Check that a tensor can be sent.
-
-    Raises:
-        TransferFailed: its type is not supported.
-    """
-    _dtype(tensor)
+    return math.prod(tensor.shape) * dtype_of(tensor).itemsize
 
 
 def buckets(tensors: Iterable[Tensor], limit: int) -> Iterator[list[tuple[Tensor, int]]]:
@@ -172,7 +168,7 @@ def _buffer(bucket: list[tuple[Tensor, int]], device: torch.device) -> torch.Ten
 
 
 def _part(buffer: torch.Tensor, tensor: Tensor, offset: int) -> torch.Tensor:
-    return buffer[offset : offset + _bytes(tensor)].view(_dtype(tensor)).view(tensor.shape)
+    return buffer[offset : offset + _bytes(tensor)].view(dtype_of(tensor)).view(tensor.shape)
 
 
 def _pack(source: Mapping[str, torch.Tensor], offer: Offer, device: torch.device) -> Iterator[torch.Tensor]:

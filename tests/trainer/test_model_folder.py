@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from roq import Scheduler, Status, WeightsRef
 from roq.errors import ConfigError, StateLost
 from roq.weights import FolderStore
-from roq.weights.safetensors import check_weights
+from roq.weights.safetensors import WeightFiles, check_weights
 from roq_trainer import checkpoint, cpu, weights
 from roq_trainer.model import check_parallel, read_shape
 from roq_trainer.train import lost_newest
@@ -96,8 +96,8 @@ def test_a_large_export_is_several_files_that_hugging_face_reads(
     check_weights(tmp_path / "v1")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "v1")
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
-    read = weights._reader(tmp_path / "v1")
-    assert all(torch.equal(read(name), tensor) for name, tensor in wanted.items())
+    with WeightFiles(tmp_path / "v1") as files:
+        assert all(torch.equal(files[name], tensor) for name, tensor in wanted.items())
 
 
 def test_an_export_that_dies_midway_leaves_no_version(models: Path, tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def _offer(files: WeightFiles, bucket: int) -> messages.Offer:
     """The offer of all tensors; raises TransferFailed if one of them cannot be sent."""
     tensors = [messages.Tensor(name, t.dtype, list(t.shape)) for name, t in files.tensors.items()]
     for tensor in tensors:
-        broadcast.check(tensor)
+        broadcast.dtype_of(tensor)
     return messages.Offer(tensors, bucket)
 
 

@@ -128,19 +128,6 @@ def _find(model: torch.nn.Module) -> Callable[[str], torch.nn.Parameter]:
     return find
 
 
-def _reader(folder: Path) -> Callable[[str], torch.Tensor]:
-    files = WeightFiles(folder)  # maps them; a tensor is read when it is asked for
-
-    def read(name: str) -> torch.Tensor:
-        if name not in files:
-            raise ConfigError(
-                f"model folder {folder} has no tensor {name}: config.json asks for another model"
-            )
-        return files[name]
-
-    return read
-
-
 @torch.no_grad()
 def load(model: torch.nn.Module, shape: ModelShape, folder: Path) -> None:
     """Fill this rank's shard from a Hugging Face folder.
@@ -149,13 +136,15 @@ def load(model: torch.nn.Module, shape: ModelShape, folder: Path) -> None:
         ConfigError: a tensor is missing, or its shape does not match ``config.json``.
     """
     tp_group, pp_group = tensor_group(), pipeline_group()
-    read, find = _reader(folder), _find(model)
+    files, find = WeightFiles(folder), _find(model)
     for parameter in layout(shape, pp_group.size()):
         if parameter.stage != pp_group.rank():
             continue
         row = parameter.row
+        if missing := [name for name in row.hf if name not in files]:
+            raise ConfigError(f"model folder {folder}: tensor {missing[0]} of config.json's model is missing")
         try:
-            full = pack(row, [read(name) for name in row.hf], shape)
+            full = pack(row, [files[name] for name in row.hf], shape)
         except RuntimeError:
             full = torch.empty(0)
         if tuple(full.shape) != row.size:

@@ -73,7 +73,7 @@ async def rollout(url: str, run: str, name_prefix: str = "") -> None:
             # Without partial rollout, newer weights are loaded when nothing is in flight.
             idle = not attempts.generating
             if follow.take_turn(may_start=settings.partial_rollout or idle):
-                supply.ask_again()
+                supply.refused = None  # newer weights may reserve where older ones may not
 
             # ---- fill the free capacity
             free = settings.max_concurrency - attempts.generating

@@ -28,10 +28,6 @@ class Supply:
         self._ask_at = 0.0
         self.refused: RefusalReason | None = None
 
-    def ask_again(self) -> None:
-        """Forget a refusal: newer weights may reserve where older ones may not."""
-        self.refused = None
-
     async def ask(self, free: int) -> Grant | None:
         """Reserve ``free`` claims; None when it is too early, or nothing has changed since a refusal.
 

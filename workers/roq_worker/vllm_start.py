@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,8 @@ def start_vllm(
     check_model(str(folder), engines_here=True, max_model_len=max_model_len)
     shapes = read_shapes(folder)
     tied = bool(read_json(folder / "config.json").get("tie_word_embeddings"))
+    parallel = ("tensor_parallel_size", "pipeline_parallel_size")
+    several_ranks = any(rollout.engine.get(size, 1) != 1 for size in parallel)
     arguments: dict[str, Any] = {
         "model": str(folder),
         "dtype": dtype,
@@ -55,7 +56,7 @@ def start_vllm(
         "logprobs_mode": "processed_logprobs",  # after temperature: the distribution that was sampled
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        **cpu.engine_arguments(max_model_len, several_ranks=_has_several_ranks(rollout.engine)),
+        **cpu.engine_arguments(max_model_len, several_ranks=several_ranks),
         **rollout.engine,
         "worker_extension_cls": "roq_worker.weight_transfer.WorkerExtension",
     }
@@ -86,7 +87,3 @@ def _started_from(location: str, version: int) -> Path:
             "the same path, or see docs/deploy.md for other ways to share weights"
         )
     return find_model(location)
-
-
-def _has_several_ranks(engine: Mapping[str, Any]) -> bool:
-    return any(engine.get(size, 1) != 1 for size in ("tensor_parallel_size", "pipeline_parallel_size"))
