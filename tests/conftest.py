@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         dice = random.Random(seed)
         rank = {path: dice.random() for path in dict.fromkeys(item.path for item in items)}
         dice.shuffle(items)
-        items.sort(key=lambda item: rank[item.path])  # stable: what a file shares is made once
+        items.sort(key=lambda item: rank[item.path])  # stable: a file's shared fixtures are created once
     if hasattr(config, "workerinput"):  # a process of `pytest -n 2`
         _share_out(items)
 
@@ -62,7 +62,7 @@ def _share_out(items: list[pytest.Item]) -> None:
 
 
 def server_binary(kind: str) -> Path | None:
-    """The server to test with, or None when this machine has none."""
+    """The server to test with, or None if none is installed."""
     if kind == "redis":
         found = shutil.which("redis-server")
         return Path(found) if found else None
@@ -99,7 +99,7 @@ class Server:
                 with redis.Redis(unix_socket_path=str(self.socket), retry=once) as probe:
                     probe.ping()
                 return
-            except redis.AuthenticationError:  # it is up, and has users
+            except redis.AuthenticationError:  # the server is up, and has users
                 return
             except redis.ConnectionError:
                 if time.monotonic() > deadline:
@@ -137,7 +137,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
 @pytest.fixture(params=KINDS)
 def server(request: pytest.FixtureRequest, servers: Callable[[str], Server]) -> Server:
-    """An empty server of either kind; the library is reloaded by whoever calls first."""
+    """An empty server of either kind; the first call reloads the library."""
     server = servers(request.param)
     server.empty()
     return server
@@ -152,7 +152,7 @@ def sched(server: Server) -> Iterator[Scheduler]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with a path short enough for a socket; what was started in its run folder is ended."""
+    """A folder with a path short enough for a socket; ends the processes started in its run folder."""
     path = Path(tempfile.mkdtemp(prefix="roqt"))
     yield path
     run = path / "run"
@@ -167,14 +167,14 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def url(folder: Path) -> str:
-    """A real server of its own."""
+    """A separate real server."""
     server = EmbeddedServer(folder / "server")
     server.start()
     return server.url
 
 
 def make_model(path: Path, head_dim: int = 32) -> Path:
-    """A model folder that looks whole: the tests here never load it."""
+    """A model folder that passes the checks: the tests here never load it."""
     path.mkdir(exist_ok=True)
     (path / "tokenizer.json").write_text("{}")
     (path / "config.json").write_text(json.dumps({"hidden_size": 64, "head_dim": head_dim}))
@@ -233,7 +233,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture
 def roq() -> Callable[..., Done[str]]:
-    """The command line in a process of its own: ``roq("status", job_file, "--json")``."""
+    """The command line in a separate process: ``roq("status", job_file, "--json")``."""
 
     def run(*arguments: object, timeout: float = 60, **env: str) -> Done[str]:
         code = "from roq.cli import main; main(prog_name='roq')"

@@ -14,7 +14,7 @@ As = Callable[..., Scheduler]
 
 
 def make_users(server: Server, folder: Path, *runs: str) -> None:
-    """All roles as users of the server; their passwords lie in ``folder``."""
+    """All roles as users of the server; their passwords are in ``folder``."""
     for command in setuser_commands(ROLES, runs or ("test",), "roq-", folder):
         assert server.redis.execute_command(*command.split()) == b"OK"
 

@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a bound."""
+"""Wait for a condition, with a deadline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["eventually", "until"]
 
 
 def eventually(find: Callable[[], Any], within: float = 15.0) -> Any:
-    """What ``find`` gives as soon as it is something."""
+    """Call ``find`` until it returns a true value, and return that."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         if found := find():
@@ -20,7 +20,7 @@ def eventually(find: Callable[[], Any], within: float = 15.0) -> Any:
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    """Wait for a condition; ``what`` it is stands in the failure."""
+    """Wait for a condition; the failure names it by ``what``."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"

@@ -1,4 +1,4 @@
-"""How long each call holds the server, from its own slow log, on runs of a given size.
+"""Durations of calls on the server, from its slow log, on runs of a given size.
 
 python -m tests.protocol.durations --batch 64 --group 16 --eta 2
 """
@@ -19,7 +19,7 @@ from tests.protocol.play import trajectory
 
 
 def fill(sched: Scheduler, version: int, at_once: int) -> None:
-    """Generate until nothing more is admitted; a worker holds ``at_once`` trajectories."""
+    """Generate until no more prompts are admitted; a worker holds ``at_once`` trajectories."""
     held: list[Reservation] = []
     while True:
         held += sched.reserve("w", version, at_once - len(held)).reservations
@@ -31,7 +31,7 @@ def fill(sched: Scheduler, version: int, at_once: int) -> None:
 
 
 def milliseconds(client: redis.Redis) -> dict[str, list[float]]:
-    """By function, what the slow log says; it is emptied."""
+    """Function -> durations in the slow log, which is then cleared."""
     found: dict[str, list[float]] = defaultdict(list)
     for entry in client.slowlog_get(100_000):
         words = entry["command"].split()

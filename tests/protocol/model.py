@@ -29,7 +29,7 @@ class Group:
     judgement: Member | None = None  # its post-processing, once all members are in
 
     def part(self, m: int) -> Member:
-        """A member by its place from 0; -1 is the post-processing."""
+        """A member by its index from 0; -1 is the post-processing."""
         if m >= 0:
             return self.members[m]
         assert self.judgement is not None
@@ -68,7 +68,7 @@ class Model:
         self.paused = False
         self.ended = False
 
-    # -- looking ------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------
 
     def cells(self, buffer: int) -> list[Cell]:
         return self.buffers.setdefault(buffer, [None] * self.config.slots)
@@ -227,11 +227,11 @@ class Model:
 
     def expire(self, worker: str) -> None:
         for group, m in self.claims_of(worker):
-            if m in group.leased(worker):  # it may have gone with its group
+            if m in group.leased(worker):  # it may have left with its group
                 self.reopen(group, m, failed=True, keep=True)
 
     def claims_of(self, worker: str) -> list[tuple[Group, int]]:
-        """In the order that the library goes through them: by name, as text."""
+        """In the library's order: by name, as text."""
         claims = [(f"{g.number}.{m + 1}", g, m) for g in self.live("reserved") for m in g.leased(worker)]
         return [(group, m) for _, group, m in sorted(claims, key=lambda claim: claim[0])]
 

@@ -24,7 +24,7 @@ def trajectory(
 
 
 class Named:
-    """A run whose trajectories go by letters, A for the first prompt issued, as in the article."""
+    """A run whose groups are named by letters, A for the first prompt issued, as in the article."""
 
     def __init__(self, sched: Scheduler, config: RunConfig, worker: str = "w0") -> None:
         self.sched = sched
@@ -45,7 +45,7 @@ class Named:
         return ", ".join(named)
 
     def complete(self, name: str, rewards: Sequence[float] = (1.0,)) -> Completion:
-        """Complete all claimed members of a group; the answer to the last."""
+        """Complete all claimed members of a group; returns the last answer."""
         answers = [
             self.sched.complete(claim, trajectory(claim.v_traj, reward))
             for claim, reward in zip(self.claims[name], _cycle(rewards), strict=False)
@@ -101,7 +101,7 @@ def _cycle(rewards: Sequence[float]) -> Iterator[float]:
 
 @contextmanager
 def direct(sched: Scheduler) -> Iterator[Any]:
-    """A plain client of a run's server, for what no call of the scheduler does."""
+    """A plain Redis client of a run's server."""
     with closing(connect(sched.url)) as client:
         yield client
 
@@ -114,14 +114,14 @@ def by_hand(sched: Scheduler, function: str, *values: str | int | bytes) -> Any:
 
 
 def expire(sched: Scheduler, *workers: str) -> None:
-    """Let the leases of workers run out now, as if time had passed on the server."""
+    """Expire the leases of workers now, as if time had passed on the server."""
     with direct(sched) as client:
         for worker in workers:
             assert client.zadd(keys_of(sched.run)["heartbeats"], {worker: 1}, xx=True, ch=True) == 1
 
 
 def events_of(sched: Scheduler) -> list[tuple[str, dict[str, str]]]:
-    """The run's events as they stand in Redis: id, fields."""
+    """The run's raw events in Redis: id, fields."""
     with direct(sched) as client:
         page = client.xrange(keys_of(sched.run)["events"])
     return [(i.decode(), {k.decode(): v.decode() for k, v in fields.items()}) for i, fields in page]

@@ -36,7 +36,7 @@ ONCE = {f.name for f in FUNCTIONS if f.once}
 
 
 class Found(msgspec.Struct):
-    """What a search saw."""
+    """The result of a search."""
 
     states: int = 1
     transitions: int = 0
@@ -46,7 +46,7 @@ class Found(msgspec.Struct):
 
 
 class _World:
-    """Runs on one server that are copied, acted on and looked at."""
+    """Runs on one server, to copy, act on and inspect."""
 
     def __init__(self, client: redis.Redis, config: RunConfig) -> None:
         self.client = client
@@ -104,7 +104,7 @@ def _fcall(run: str, function: str, *values: object) -> tuple[Any, ...]:
 
 
 def _actions(snapshot: Snapshot) -> Iterator[Action]:
-    """Everything that somebody could call now."""
+    """All calls that are possible now."""
     version = snapshot.number("version")
     for worker in WORKERS:
         for served in {version, max(0, version - 1)}:
@@ -142,7 +142,7 @@ def _actions(snapshot: Snapshot) -> Iterator[Action]:
 
 
 def _judgements(group: int, judgement: Any) -> Iterator[Action]:
-    """What can become of a group's post-processing."""
+    """The calls that a group's post-processing allows."""
     if judgement["state"] == "leased":
         claim = (group, judgement["token"], judgement["worker"])
         yield "judge", (*claim, 1, "", '["0.5"]')
@@ -195,7 +195,7 @@ def _canonical(snapshot: Snapshot) -> Any:
         )
         leases = sorted((names.get(w, w), end == 1) for w, end in snapshot.lease_ends.items())
         going = sorted(names.get(w, w) for w, said in snapshot.workers.items() if '"draining":true' in said)
-        return groups, tuple(leases), tuple(going)  # an end of 1 has lapsed unnoticed
+        return groups, tuple(leases), tuple(going)  # an end of 1 has expired unnoticed
 
     return unnamed, min(named({"a": "1", "b": "2"}), named({"a": "2", "b": "1"}))
 
@@ -235,7 +235,7 @@ def search(client: redis.Redis, config: RunConfig, depth: int) -> Found:
 
 
 def _answers(answers: list[Any], before: Snapshot, after: Snapshot, found: Found) -> Iterator[str]:
-    """What is wrong with the answers to an action."""
+    """The errors in the answers to an action."""
     first, last = answers[0], answers[-1]
     if isinstance(first, redis.ResponseError):
         found.refused += 1
@@ -260,7 +260,7 @@ def _answers(answers: list[Any], before: Snapshot, after: Snapshot, found: Found
 def main(
     eta: int, batch: int, slots: int, group: int, candidates: int | None, post_process: bool, depth: int
 ) -> None:
-    """Search, and print what was seen."""
+    """Search, and print the results."""
     config = RunConfig(
         eta=eta,
         batch_size=batch,

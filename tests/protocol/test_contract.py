@@ -1,4 +1,4 @@
-"""The Lua library and the Python declarations say the same, and only once."""
+"""The Lua library and the Python declarations match."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_headers_name_every_argument_and_refusal(path: Path) -> None:
     assert header
     assert header[1] == f"roq_{path.stem}"
     listed = re.search(r"Arguments:(.*?)\nReply", header[2], re.DOTALL)
-    assert listed, "the header says what goes in and what comes out"
+    assert listed, "the header lists arguments and reply"
     for argument in arguments_of(text):
         if argument == "request:text":
             continue

@@ -1,4 +1,4 @@
-"""A transition issues a bounded number of commands, whatever the number of slots; nothing piles up."""
+"""A transition issues a bounded number of commands for any number of slots; memory stays bounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.protocol.play import trajectory
 
 
 class Counter:
-    """Commands that the server ran between two looks."""
+    """Commands that the server ran during a call."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -24,7 +24,7 @@ class Counter:
 
 
 def commands(server: Server, batch: int, eta: int) -> dict[str, int]:
-    """Commands of each transition on a busy run, at its worst over a few steps."""
+    """The most commands of each transition on a busy run, over a few steps."""
     count = Counter(server)
     worst: dict[str, int] = {}
 

@@ -74,7 +74,7 @@ def with_roq(sched: Scheduler) -> Outcome:
 
 
 def dropping_at_training() -> Outcome:
-    """Places are filled at once, the oldest finished are trained, those beyond eta thrown away."""
+    """Free capacity is filled at once, the oldest finished are trained, those beyond eta dropped."""
     now, version, ordinal, dropped, trained = 0.0, 0, 0, 0, list[float]()
     running: list[tuple[float, int, int]] = []
     finished: deque[tuple[int, int]] = deque()
@@ -114,7 +114,7 @@ def test_trained_lengths_are_those_that_were_dispatched(
 
 
 def test_the_test_can_tell() -> None:
-    """Losing the longest 5% is seen; losing nothing is not."""
+    """The test detects the loss of the longest 5%, and passes without loss."""
     drawn = sorted(length(i) for i in range(STEPS * BATCH))
     assert Outcome(drawn, len(drawn) + PLACES, 0).p > 0.05
     assert Outcome(drawn[: int(len(drawn) * 0.95)], len(drawn), 0).p < 0.01

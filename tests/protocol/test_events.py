@@ -1,4 +1,4 @@
-"""Events are declared once, in lua/lib/events.lua; what is written and documented is held to that."""
+"""Events are declared once, in lua/lib/events.lua; written and documented events match it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.protocol.play import Named, by_hand, events_of, expire, trajectory
 
 
 def test_partial_rollout_counts_by_its_oldest_version(sched: Scheduler) -> None:
-    """7.1: begun with v0 and finished with v1, A is of v0 wherever it is placed and trained."""
+    """7.1: begun with v0 and finished with v1, A counts as v0 when it is placed and trained."""
     run = Named(sched, RunConfig(eta=1, batch_size=1))
     assert run.admit(0, 2) == "A 1.1, B 0.1"
     run.complete("B")
@@ -178,7 +178,7 @@ def test_equal_rewards_are_equal_whatever_their_digits(sched: Scheduler, reward:
 
 
 def test_zero_is_zero_whatever_its_sign(sched: Scheduler) -> None:
-    """-0.0, which a reward of ``-penalty * 0`` is, equals 0.0."""
+    """A reward of -0.0, such as ``-penalty * 0``, equals 0.0."""
     run = Named(sched, RunConfig(eta=1, batch_size=1, group_size=2, filter_zero_variance=True))
     run.admit(0, 2)
     assert run.complete("A", (0.0, -0.0)).status == "filtered"
@@ -217,7 +217,7 @@ def test_batch_oversampling(sched: Scheduler) -> None:
         run.complete(name)
     assert run.picture() == ["O:A O:B R:D", "O:C R:E R:F"]
     run.complete("D")
-    # both buffers hold a batch: nothing of version 0 can be used any more
+    # Both buffers have a batch: nothing of version 0 is needed any more.
     assert run.picture() == ["O:A O:B .", "O:C O:D ."]
     assert {c.reason for c in sched.renew("w0").cancelled} == {"surplus"}
     assert sched.reserve("w0", 0, 1).refused == "window_full"
@@ -262,7 +262,7 @@ def test_expiry_in_a_dying_group(sched: Scheduler) -> None:
 
 
 def test_surplus_is_cancelled_to_the_last(sched: Scheduler) -> None:
-    """Also where the run's last step ends the window, and in portions where there is much of it."""
+    """Also at the run's last step, and in several calls where there are many."""
     sched.create(RunConfig(eta=5, batch_size=1, buffer_slots=3, total_steps=2))
     claims = sched.reserve("w", 0, 6).reservations
     for claim in claims[:2]:

@@ -14,7 +14,7 @@ CONFIG = RunConfig(eta=1, batch_size=1, group_size=2, post_process="mine:judge",
 
 
 def all_in(sched: Scheduler, worker: str = "w0", config: RunConfig = CONFIG) -> Reservation:
-    """A group whose members are all in; the claim on its post-processing."""
+    """Complete a group; returns the claim on its post-processing."""
     sched.create(config)
     claims = sched.reserve(worker, 0, config.candidates).reservations
     first, second = claims[0], claims[-1]

@@ -50,7 +50,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
 
 
 class Machine(RuleBasedStateMachine):
-    """Workers, a trainer and an operator who do what they may, in any order."""
+    """Workers, a trainer and an operator that make valid calls in any order."""
 
     server: Server
 
@@ -172,7 +172,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.stale)
     @rule(data=st.data())
     def late_call(self, data: st.DataObject) -> None:
-        """Whatever a superseded worker says changes nothing."""
+        """Calls of a superseded worker change nothing."""
         claim = data.draw(st.sampled_from(self.stale))
         with pytest.raises(Fenced):
             self.sched.release(claim)

@@ -1,4 +1,4 @@
-"""What people do to a run: drain a worker, bring dead letters back, pause."""
+"""Operators' calls: drain a worker, revive dead letters, pause."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_drained_worker_gets_nothing_and_keeps_what_it_has(sched: Scheduler) -
 
 
 def test_a_drained_worker_that_wakes_is_still_to_go(sched: Scheduler) -> None:
-    """Its lease ran out before it heard of it."""
+    """Its lease ran out before it learned of the drain."""
     sched.create(RunConfig(eta=1, batch_size=2))
     sched.reserve("w0", 0, 1)
     sched.drain("w0")
@@ -198,7 +198,7 @@ def test_texts_have_a_limit(sched: Scheduler) -> None:
 
 
 def test_reasons_typed_by_hand(sched: Scheduler) -> None:
-    """An empty one harms nobody; bytes that are no text are refused, since they could not be told."""
+    """An empty reason is valid; bytes that are not UTF-8 are refused, since a reply cannot hold them."""
     sched.create(RunConfig(eta=1, batch_size=4, post_process="m:f"))
     claims = sched.reserve("w0", 0, 4).reservations
     by_hand(sched, "drop", "", claims[0].group, "", "")

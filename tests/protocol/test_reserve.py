@@ -1,4 +1,4 @@
-"""Reserve: admission, every refusal, and clients that ask at once."""
+"""Reserve: admission, every refusal, and concurrent clients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_paused(sched: Scheduler) -> None:
     assert sched.reserve("w0", 0, 1).refused == "paused"
     sched.release(held)
     grant = sched.reserve("w1", 0, 2)
-    assert [r.ordinal for r in grant.reservations] == [0]  # what was admitted goes on
+    assert [r.ordinal for r in grant.reservations] == [0]  # admitted groups continue
     assert grant.refused == "paused"
     sched.resume()
     assert sched.reserve("w0", 0, 1).refused is None

@@ -14,7 +14,7 @@ CONFIG = RunConfig(eta=1, batch_size=2)
 
 @pytest.mark.parametrize("revision", [None, REVISION - 1, REVISION + 1])
 def test_a_run_of_another_revision_is_refused(sched: Scheduler, server: Server, revision: int | None) -> None:
-    """Revision 1 wrote none into the state."""
+    """Revision 1 wrote no revision into the state."""
     sched.create(CONFIG)
     state = keys_of(sched.run)["state"]
     if revision is None:

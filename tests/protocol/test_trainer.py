@@ -13,7 +13,7 @@ from tests.protocol.play import Named, expire, trajectory
 
 
 def fill(sched: Scheduler, version: int, groups: int) -> None:
-    """Complete so many new groups."""
+    """Complete ``groups`` new groups."""
     for claim in sched.reserve("w0", version, groups).reservations:
         sched.complete(claim, trajectory(claim.v_traj, reward=claim.ordinal))
     assert sched.verify() == []
@@ -35,7 +35,7 @@ def test_taking_again_returns_the_same_batch(sched: Scheduler) -> None:
     batch = sched.take("t0")
     assert batch is not None
     assert sched.take("t0") == batch
-    assert sched.take("t1") == batch  # a restarted trainer goes on where the dead one stopped
+    assert sched.take("t1") == batch  # a restarted trainer resumes where the dead one stopped
     payloads = sched.trajectories(batch.groups)
     assert [t.reward for members in payloads for t in members] == [
         m.reward for g in batch.groups for m in g.members
@@ -162,7 +162,7 @@ def test_end_by_prompts(sched: Scheduler) -> None:
     held = sched.reserve("w0", 2, 1).reservations[0]
     assert sched.take("t0") is None  # the last prompt is still being generated
     sched.complete(held, trajectory(2))
-    assert sched.take("t0") is None  # one group fills no batch: this ends the run
+    assert sched.take("t0") is None  # one group is not a batch: this ends the run
     with pytest.raises(RunEnded):
         sched.take("t0")
     status = sched.status()
@@ -196,7 +196,7 @@ def test_stuck_timeout_drops_what_the_trainer_waits_for(sched: Scheduler) -> Non
     assert [c.reason for c in sched.renew("w0").cancelled] == ["stuck_timeout"]
     assert sched.status().ledger.requeued == 1
     assert run.admit(0, 1) == ""  # C again: requeued prompts go first
-    assert run.claims["C"][-1].attempt == 2  # sampled anew
+    assert run.claims["C"][-1].attempt == 2  # sampled with other seeds
     assert sched.status().ledger.requeued == 0
 
 
@@ -252,7 +252,7 @@ def test_the_stuck_timeout_drops_all_that_was_there(sched: Scheduler) -> None:
     sched.reserve("w", 0, 40)
     sched.take("t1")
     time.sleep(0.3)
-    assert sched.take("t2") is None  # which begins to wait only now
+    assert sched.take("t2") is None  # which starts to wait now
     assert sched.status().ledger.in_slots == 40
     time.sleep(0.3)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""An S3 server of its own process, spoken to over HTTP: moto's, in the place of a cloud's."""
+"""An S3 server (moto) in a separate process, accessed over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUCKET = "roq-weights"
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment in which ``s3://roq-weights`` is an empty bucket on a server here."""
+    """The environment in which ``s3://roq-weights`` is an empty bucket on a local server."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {

@@ -1,4 +1,4 @@
-"""Weights in a folder, in fsspec's local file system and on an S3 server: the same promises."""
+"""Weights in a folder, in fsspec's local file system and on an S3 server: the same guarantees."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def test_what_is_put_is_what_is_fetched(store: Store) -> None:
     assert store.stored() == {location: 7}
     store.discard(location)
     assert not store.is_whole(location)
-    store.discard(location)  # twice is once
+    store.discard(location)  # idempotent
     assert store.stored() == {}
 
 
 def test_two_exports_of_a_version_share_nothing(store: Store) -> None:
-    """Another timeline's version 7 is other weights: neither is found where the other one is."""
+    """Version 7 of another timeline has other weights and another location."""
     first, second = put(store, 7, 1.0), put(store, 7, 2.0)
     assert first != second
     assert all(re.fullmatch(r"v00000007-[0-9a-f]{8}", name(location)) for location in (first, second))
@@ -289,7 +289,7 @@ def test_no_credentials_in_a_job(url: str) -> None:
 
 
 def test_a_store_belongs_to_one_run(store: Store) -> None:
-    """Another run would take its weights for leftovers, and delete them."""
+    """Another run would delete its weights as leftovers."""
     store.claim("gcd")
     store.claim("gcd")
     with pytest.raises(ConfigError, match="gcd"):
