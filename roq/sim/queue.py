@@ -1,7 +1,7 @@
 """The base of the other frameworks' policies: complete groups wait for capacity in one queue.
 
-An idle place takes the next response of the queue, and the instance with the most free places goes first: an
-ideal load balancer, so that the mechanisms differ only in their staleness control.
+Free capacity takes the next response of the queue, and the instance with the most of it goes first. This is
+an ideal load balancer, so the mechanisms differ only in their staleness control.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Policy(ABC):
 
     @abstractmethod
     def admit(self, instance: Instance) -> list[Sample]:
-        """Responses to start on this instance, at most as many as it has free places; asked until empty."""
+        """Return responses to start on this instance, up to its capacity; called until there are none."""
 
     @abstractmethod
     def finish(self, samples: list[Sample]) -> None:
@@ -141,7 +141,7 @@ class World:
         self._go_on()
 
     def _go_on(self) -> None:
-        """After any event: give the trainer its batch, fill the free places."""
+        """After any event: give the trainer its batch, then fill free capacity."""
         if self._waiting is not None and not self._waiting.triggered:
             batch = self._policy.batch()
             if batch is not None:

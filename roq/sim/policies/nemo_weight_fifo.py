@@ -19,7 +19,7 @@ __all__ = ["POLICY"]
 
 
 class NemoWeightFifo(QueuePolicy):
-    """Oldest weights first, whoever of them has finished."""
+    """Oldest weights first, among the groups that have finished."""
 
     name = "nemo-weight-fifo"
 

@@ -1,8 +1,8 @@
-"""roq itself: the library that is shipped, on a real server.
+"""roq itself: the shipped Lua library, on a real server.
 
-Each instance is a worker of the run. It asks for as many responses as it has free places, with the weights
-version that it serves, and never ahead; after a refusal it asks again once something changed, as a worker
-that sleeps on the run's signal does. Payloads are as short as can be: their lengths are known here.
+Each instance is a worker of the run. It reserves up to its free capacity with the weights version that it
+serves, never ahead. After a refusal it asks again once something has changed, like a worker that sleeps on
+the run's signal. Payloads are as short as possible, because their lengths are known here.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Roq(Policy):
         self._seen = BEGINNING
 
     def admit(self, instance: Instance) -> list[Sample]:
-        """Reserve for the free places."""
+        """Reserve for the free capacity."""
         if instance in self._refused:
             return []
         grant = self.scheduler.reserve(worker(instance), instance.version, instance.free)
