@@ -31,6 +31,7 @@ __all__ = [
     "end_with",
     "exit_code",
     "finish",
+    "make_run_folder",
     "read_records",
     "report_error",
     "send",
@@ -199,6 +200,19 @@ def write_records(path: Path, records: Mapping[str, ProcessRecord]) -> None:
     new = path.with_suffix(".new")
     new.write_bytes(msgspec.json.format(msgspec.json.encode(list(records.values())), indent=1))
     new.replace(path)
+
+
+def make_run_folder(path: Path) -> None:
+    """Create a run's folder, readable by its user only; one that exists keeps its mode.
+
+    Raises:
+        ConfigError: it cannot be created.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run.dir: {path} cannot be created: {error.strerror}") from None
 
 
 def tail(path: str | Path, lines: int = 5, limit: int = 16384) -> list[str]:

@@ -21,6 +21,7 @@ from roq.errors import ConfigError, ProcessFailed
 from roq.processes import (
     ProcessRecord,
     exit_code,
+    make_run_folder,
     read_records,
     spawn,
     start_mark,
@@ -269,7 +270,7 @@ def sole_supervisor(run_dir: Path, pid: int) -> Generator[None]:
     Raises:
         ProcessFailed: another supervisor holds it.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_run_folder(run_dir)
     with (run_dir / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -35,7 +35,7 @@ from roq.errors import ConfigError, Diverged
 from roq.job.checks import check_lengths
 from roq.job.model_folder import find_model
 from roq.job.stored import read_job
-from roq.processes import unique_name
+from roq.processes import make_run_folder, unique_name
 from roq.weights import FolderStore, ObjectStore, weight_store
 from roq.weights.safetensors import check_weights
 from roq_trainer import checkpoint, data, logs, loss, metrics, model, parallel, step, weights
@@ -85,6 +85,7 @@ def train(url: str, run: str, address: str | None = None) -> None:
     check_weights(source)
     shape = model.read_shape(source)
     store = weight_store(job.run)
+    on_rank0(make_run_folder)(Path(job.run.dir))
     on_rank0(store.probe)()
     on_rank0(store.claim)(job.run.name)
     net = model.build_model(shape, dtype, training.tensor_parallel, training.pipeline_parallel)

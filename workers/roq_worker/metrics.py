@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 
 from roq.client.async_scheduler import AsyncScheduler
+from roq.errors import ConfigError
+from roq.processes import make_run_folder
 from roq_worker.engine import Engine
 
 __all__ = ["Counters", "Log", "Rate", "resident_bytes"]
@@ -58,6 +60,7 @@ class Log:
     """Append lines of JSON; a write error is reported once, and the worker continues."""
 
     def __init__(self, folder: Path, worker: str, say: Callable[[str], None]) -> None:
+        self._folder = folder
         self._path = folder / "workers" / f"{worker}.jsonl"
         self._worker = worker
         self._say = say
@@ -90,10 +93,11 @@ class Log:
             "done": done,
         }
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_run_folder(self._folder)
+            self._path.parent.mkdir(exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             if not self._failed:
                 self._say(f"cannot write metrics, continuing without: {error}")
             self._failed = True
