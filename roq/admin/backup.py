@@ -37,7 +37,7 @@ from roq.protocol import library
 from roq.protocol.functions import KEEPERS
 from roq.protocol.keys import KINDS, keys_of
 
-__all__ = ["Backup", "Header", "export_run", "import_run", "read_header"]
+__all__ = ["Backup", "Header", "export_run", "import_run", "read_header", "what_it_runs"]
 
 _PORTION = 16  # trajectories in one command: each may have max_trajectory_bytes
 _PAGE = 1000  # events, and fields of other keys, in one command
@@ -175,6 +175,27 @@ def _export(client: Any, run: str, keys: Mapping[str, str], out: Writer) -> Back
 
 
 # ---- import --------------------------------------------------------------------------------------
+
+
+_RUNS = ("reward.", "post_process", "model.", "data.", "rollout.engine", "run.", "logging.")
+
+
+def what_it_runs(path: Path) -> dict[str, str]:
+    """The settings in a file that decide which code runs, on which files and with which engine arguments.
+
+    A file's digest detects damage, not its author: workers import the functions that it names.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    found: dict[str, str] = {}
+    for part in parts(path):
+        if part.key == "config":
+            for name, value in part.items:
+                text = name.decode(errors="replace")
+                if text.startswith(_RUNS):
+                    found[text] = value.decode(errors="replace")
+    return dict(sorted(found.items()))
 
 
 def import_run(url: str, path: Path) -> Backup:

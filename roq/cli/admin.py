@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
 from roq.admin.acl import acl_file, setuser_commands
-from roq.admin.backup import Backup, export_run, import_run, read_header
+from roq.admin.backup import Backup, export_run, import_run, read_header, what_it_runs
 from roq.admin.doctor import Finding, examine
 from roq.cli.common import (
     Target,
@@ -111,21 +112,48 @@ def export_(target: Target, out: Path, json_: bool) -> None:
     "--redis", "url", required=True, envvar="ROQ_REDIS", show_envvar=True, help="URL of the server."
 )
 @wait_option
+@click.option("--yes", is_flag=True, help="Import without asking; needed without a terminal.")
 @as_json
-def import_(file: Path, url: str, wait: float, json_: bool) -> None:
+def import_(file: Path, url: str, wait: float, yes: bool, json_: bool) -> None:
     """Restore a run from FILE, as written by `roq export`.
 
     Atomic: either everything is restored or nothing is. Never overwrites an existing run of this name.
     Workers and the trainer continue from the state in the file; a trainer with a newer checkpoint logs a
     warning.
+
+    Import only files that you exported: workers run the functions that the file names, with its engine
+    arguments. It prints them and asks first.
     """
     run = read_header(file).run
+    _agreed(file, run, yes=yes)
     with Target(url, run, wait).scheduler() as scheduler:
         done = import_run(url, file)
         problems = scheduler.verify()
     _tell(done, f"imported from {file}", json_)
     if problems:
         raise RoqError(f"the imported run violates its invariants: {'; '.join(problems[:5])}")
+
+
+def on_terminal() -> bool:
+    """True if somebody can answer a question."""
+    return sys.stdin.isatty()
+
+
+def _agreed(file: Path, run: str, *, yes: bool) -> None:
+    """Unless it was agreed to, show what an import would let workers and the trainer run, and ask.
+
+    Raises:
+        ConfigError: nobody said yes.
+    """
+    if yes:
+        return
+    notice(f"{file} holds run {run}; its workers and its trainer would use:")
+    for name, value in what_it_runs(file).items():
+        notice(f"  {name} = {value}")
+    if not on_terminal():
+        raise ConfigError("nothing was imported: read the settings above, then pass --yes")
+    if not click.confirm("Did you or somebody you trust export this file?", err=True):
+        raise ConfigError("nothing was imported")
 
 
 def _tell(done: Backup, what: str, json_: bool) -> None:

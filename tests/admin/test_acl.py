@@ -275,7 +275,7 @@ NEEDS = {
     "drain --worker w0": "operator",
     "dead --revive 0": "operator",
     "export --out copy.roq": "admin",
-    "import run.roq": "admin",
+    "import run.roq --yes": "admin",
     "init job.toml": "admin",
 }
 LOOKS = ("status", "buffers", "workers", "verify", "events", "group 1", "audit", "dead", "doctor")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from roq import (
     ConfigError,
@@ -28,6 +28,7 @@ from roq.admin.importable import STATE
 from roq.cli import main
 from roq.protocol import library
 from roq.protocol.keys import KINDS, keys_of
+from roq.text import printable
 from tests.admin.dice import DICE, Dice
 from tests.conftest import Server
 from tests.protocol.play import expire, trajectory
@@ -269,13 +270,45 @@ def test_the_commands(server: Server, tmp_path: Path) -> None:
     assert (nowhere.exit_code, "cannot be written" in nowhere.stderr) == (2, True)
     other = call("export", *where, "--run", "other", "--out", str(tmp_path / "other"))
     assert (other.exit_code, "there is no run 'other'" in other.stderr) == (2, True)
-    there = call("import", str(file), *where)
+    there = call("import", str(file), *where, "--yes")
     assert (there.exit_code, "exists on this server" in there.stderr) == (2, True)
     server.empty()
-    back = call("import", str(file), *where, "--json")
+    back = call("import", str(file), *where, "--json", "--yes")
     assert back.exit_code == 0, back.output
     assert msgspec.json.decode(back.stdout)["run"] == "test"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_import_shows_what_it_would_run_and_needs_a_yes(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file's digest detects damage, not its author: an edited one names the author's functions."""
+    ours = {
+        "reward.function": '"os:system"',
+        "run.dir": '"/home/victim/.ssh"',
+        "rollout.engine": '{"trust_remote_code":true}',
+        "run.weights": '"\\u001b]0;x\x07"\x1b[2J\n',
+    }
+    with Scheduler(server.url, "foreign") as sched:
+        sched.create(RunConfig(eta=1, batch_size=2), settings={**ours, "model.path": '"/m"'}, weights="w")
+    file = tmp_path / "foreign.roq"
+    export_run(server.url, "foreign", file)
+    server.empty()
+
+    def call(*more: str, typed: str = "") -> Result:
+        return CliRunner().invoke(main, ["import", str(file), "--redis", server.url, *more], input=typed)
+
+    refused = call(typed="y\n")  # no terminal
+    assert refused.exit_code == 2
+    for name, value in ours.items():
+        assert f"  {name} = {printable(value)}" in refused.stderr
+    assert not server.redis.keys("*foreign*")
+    monkeypatch.setattr("roq.cli.admin.on_terminal", lambda: True)
+    assert call(typed="n\n").exit_code == 2
+    assert not server.redis.keys("*foreign*")
+    assert call(typed="y\n").exit_code == 0
+    with Scheduler(server.url, "foreign") as sched:
+        assert sched.settings()["reward.function"] == ours["reward.function"]
 
 
 def test_no_run(server: Server, tmp_path: Path) -> None:
