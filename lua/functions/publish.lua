@@ -32,7 +32,7 @@ transition.define({
     then
       refuse.with(
         "NOT_READY",
-        "version %d cannot be published: %d is published and batch %d was not taken",
+        "version %d cannot be published: %d is published and batch %d was not taken, or lost a group since (reject)",
         args.version,
         state.version,
         args.version - 1

@@ -58,6 +58,8 @@ local declared = {
   revived = { "ordinal:integer", "reason:text?", "by:text?" },
   -- the trainer took a batch; its groups in slot order
   take = { "version:integer", "trainer:text", "groups:groups", "moves:moves?" },
+  -- the batch in training went back to its slots, because a group of it is rejected
+  returned = { "version:integer", "groups:groups", "reason:text?", "by:text?" },
   -- new weights; the trainer's figures of the step as JSON
   publish = { "version:integer", "trainer:text", "weights:text?", "metrics:metrics?" },
   -- batches before this version are no longer kept

@@ -79,13 +79,12 @@ end
 
 -- Fill an Empty slot.
 function M.fill(run, kind, group, v_traj, buffer, slot)
-  local id = text.int(group)
+  local id, counts = text.int(group), M.counts(run, buffer)
   changes.zadd_new(run.key[kind], place_score(buffer, slot), id)
   changes.later("HSET", run.key.slots, text.place(buffer, slot), kind .. " " .. id)
   if kind == "reserved" then
     changes.zadd_new(run.key.reserved_by_version, version_score(v_traj, buffer, slot), id)
   end
-  local counts = M.counts(run, buffer)
   counts[kind] = counts[kind] + 1
   if kind == "occupied" and counts.occupied == run.config.batch_size then
     events.signal_trainer(run, "ready")

@@ -43,7 +43,7 @@ _NEVER_WRITES: dict[str, tuple[str, ...]] = {
     "admin": (),
     "worker": ("config", "weights", "sender", "batches"),
     "trainer": ("config",),
-    "operator": ("config", "weights", "sender", "batches"),
+    "operator": ("config", "weights", "sender"),
 }
 
 # Connecting (also through Sentinels and in a cluster), ACL WHOAMI, health checks.

@@ -1,4 +1,4 @@
-"""Commands that control a run: pause, resume, drop, filter, drain, dead; and library."""
+"""Commands that control a run: pause, resume, drop, filter, reject, drain, dead; and library."""
 
 from __future__ import annotations
 
@@ -88,6 +88,23 @@ def filter_(target: Target, group: int, reason: str, json_: bool) -> None:
 
 @click.command()
 @target
+@which
+@because
+@as_json
+def reject(target: Target, group: int, reason: str, json_: bool) -> None:
+    """Reject a finished group that cannot be trained.
+
+    Works on the batch in training too: another group takes its place, and the trainer takes the batch
+    again. A trainer that is working on it stops and must be restarted (roq up does so).
+    """
+    with target.scheduler() as scheduler:
+        removal = scheduler.reject(group, reason)
+    sentence = f"group {group} rejected; its prompt is {removal.status}"
+    _tell({"group": group, "status": removal.status}, sentence, json_)
+
+
+@click.command()
+@target
 @click.option("--worker", required=True, help="Worker name, as shown by roq workers.")
 @because
 @as_json
@@ -150,4 +167,4 @@ def print_library() -> None:
     click.echo(library.source(), nl=False)
 
 
-COMMANDS = (pause, resume, drop, filter_, drain, dead, print_library)
+COMMANDS = (pause, resume, drop, filter_, reject, drain, dead, print_library)

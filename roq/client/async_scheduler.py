@@ -94,6 +94,9 @@ class AsyncScheduler:
     async def filter(self, group: int, reason: str) -> Removal:
         return await self._driver.run(self._operations.filter(group, reason))
 
+    async def reject(self, group: int, reason: str) -> Removal:
+        return await self._driver.run(self._operations.reject(group, reason))
+
     async def status(self) -> Status:
         return await self._driver.run(self._operations.status())
 

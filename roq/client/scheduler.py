@@ -170,6 +170,19 @@ class Scheduler:
         """
         return self._driver.run(self._operations.filter(group, reason))
 
+    def reject(self, group: int, reason: str) -> Removal:
+        """Take a finished group that cannot be trained out of the run, even from the batch in training.
+
+        That batch returns to its slots, and is taken again once another group has filled the place. A trainer
+        that is working on it cannot publish it any more. The prompt is requeued or discarded, as ``on_drop``
+        says.
+
+        Raises:
+            NotReady: it is unfinished, or was trained already.
+            Fenced: it has left the run.
+        """
+        return self._driver.run(self._operations.reject(group, reason))
+
     def status(self) -> Status:
         """A consistent snapshot of the run."""
         return self._driver.run(self._operations.status())

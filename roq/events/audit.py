@@ -72,6 +72,9 @@ class _Auditor(Replay):
             if not 0 <= batch.version - group.v_traj <= self.eta:
                 self.doubt(f"group {group.group} was trained with staleness {batch.version - group.v_traj}")
 
+    def on_returned(self, batch: Batch) -> None:
+        self.staleness -= batch.staleness
+
     def compare(self, snapshot: Snapshot) -> None:
         """Compare the ledger and the slots with those in Redis."""
         if self.slots != {place: group for place, (_, group) in snapshot.slots.items()}:

@@ -140,6 +140,9 @@ class Replay:
     def on_taken(self, batch: Batch) -> None:
         """The trainer took a batch."""
 
+    def on_returned(self, batch: Batch) -> None:
+        """The batch in training returned to its slots; it will be taken again without one of its groups."""
+
     def on_published(self, batch: Batch | None) -> None:
         """New weights were published; ``batch`` is the batch they were trained on, None if unknown."""
 
@@ -360,6 +363,18 @@ class Replay:
         self.batch = Batch(version, self.free_since, self.time, known)
         self.on_taken(self.batch)
 
+    def _returned(self, event: Event) -> None:
+        version, batch = event.number("version"), self.batch
+        if batch is None or batch.version != version:
+            self.doubt(f"batch {version} returned to its slots, but it was not in training")
+        for slot, number in enumerate(map(int, event.get("groups").split()), start=1):
+            if (group := self.groups.get(number)) is not None:
+                group.state, group.taken, group.batch = "occupied", None, None
+                self._fill(group, Place(version, slot))
+        self.batch, self.frontier, self.free_since = None, version, self.time
+        if batch is not None:
+            self.on_returned(batch)
+
     def _publish(self, event: Event) -> None:
         version, batch = event.number("version"), self.batch
         if version != self.version + 1:
@@ -405,6 +420,7 @@ class Replay:
         "dead": partial(_remove, fate="dead"),
         "revived": _revived,
         "take": _take,
+        "returned": _returned,
         "publish": _publish,
         "checkpointed": None,
     }

@@ -138,6 +138,10 @@ class Timeline(Replay):
         """Record a step."""
         self.steps.append(batch)
 
+    def on_returned(self, batch: Batch) -> None:
+        """Forget a step that will be taken again."""
+        self.steps = [step for step in self.steps if step is not batch]
+
     def on_paused(self, paused: bool) -> None:
         """Begin or end a pause."""
         (self._pauses.begin if paused else self._pauses.end)("run", self.time)

@@ -112,6 +112,8 @@ class Life:
             self.sched.drop(self.random.choice(groups), reason="for the test")
         with _fine():
             self.sched.filter(self.random.randint(1, max(groups)), reason="for the test")
+        with _fine():
+            self.sched.reject(self.random.randint(1, max(groups)), reason="for the test")
 
     def take(self) -> None:
         with _fine():

@@ -278,6 +278,7 @@ FURTHER = {
     "group": ["1"],
     "drop": ["--group", "1"],
     "filter": ["--group", "1"],
+    "reject": ["--group", "1"],
     "drain": ["--worker", "w0"],
     "export": ["--out", "run.roq"],
     "board": ["--port", "0"],

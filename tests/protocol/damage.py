@@ -161,6 +161,7 @@ def calls(
         "retire_weights": ("t", 1),
         "drop": (some, "x", "me"),
         "filter": (some, "x", "me"),
+        "reject": (some, "x", "me"),
         "revive": (draw.choice((0, 1, 2)), "x", "me"),
         "pause": ("x", "me"),
         "resume": ("x", "me"),

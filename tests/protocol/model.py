@@ -379,6 +379,14 @@ class Model:
         self.frontier = n + 1
         return [g.number for g in self.batches[n]]
 
+    def reject(self, group: Group) -> str:
+        batch = self.batches.get(self.version, [])
+        if group in batch:
+            self.frontier = self.version
+            for i, member in enumerate(self.batches.pop(self.version)):
+                self.put(self.version, i, "occupied", member)
+        return self.drop(group)
+
     def publish(self) -> None:
         self.version += 1
         self.trained += self.config.batch_size

@@ -133,6 +133,9 @@ def _actions(snapshot: Snapshot) -> Iterator[Action]:
                 yield "complete", (group, m, token - 1, "a", 1, 1, version, version, b"payload")
     for group in snapshot.index["occupied"]:
         yield "filter", (group, "x", "me")
+        yield "reject", (group, "x", "me")
+    for group in snapshot.batches.get(version, []):
+        yield "reject", (group, "x", "me")
     for ordinal in snapshot.dead:
         yield "revive", (ordinal, "x", "me")
     yield "renew", ("observer", "", "", 0)

@@ -226,6 +226,18 @@ class Machine(RuleBasedStateMachine):
         assert self.sched.drop(group.number, "test").status == expected
         self.sort_claims()
 
+    @rule(data=st.data(), again=st.booleans())
+    def reject(self, data: st.DataObject, again: bool) -> None:
+        """From the batch in training or before; another trainer's batch is the same as this one's."""
+        finished = [*self.model.live("occupied"), *self.model.batches.get(self.model.version, [])]
+        assume(finished)
+        group = data.draw(st.sampled_from(finished))
+        expected = self.model.reject(group)
+        assert self.sched.reject(group.number, "test").status == expected
+        if again:
+            with pytest.raises(Fenced):
+                self.sched.reject(group.number, "test")
+
     @rule(worker=st.sampled_from(WORKERS))
     def leave(self, worker: str) -> None:
         self.sched.leave(worker)

@@ -259,3 +259,61 @@ def test_the_stuck_timeout_drops_all_that_was_there(sched: Scheduler) -> None:
         sched.take("t2")
     assert sched.status().ledger.discarded == 40
     assert sched.verify() == []
+
+
+def test_a_batch_in_training_loses_a_group_and_is_refilled_from_later_buffers(sched: Scheduler) -> None:
+    sched.create(CONFIG)
+    fill(sched, 0, 3)
+    batch = sched.take("t0")
+    assert batch is not None
+    first, bad = (group.group for group in batch.groups)
+    (waiting,) = {1, 2, 3} - {first, bad}
+    assert sched.reject(bad, "token 96 is outside the vocabulary").status == "requeued"
+    assert sched.verify() == []
+    with pytest.raises(NotReady, match="reject"):
+        sched.publish(1, "w/1", "t0")  # of what was trained on the old batch
+    amended = sched.take("t0")
+    assert amended is not None
+    assert (amended.version, [group.group for group in amended.groups]) == (0, [first, waiting])
+    assert sched.take("t1") == amended
+    assert sched.audit().problems == []
+    sched.publish(1, "w/1", "t1")
+    with pytest.raises(NotReady, match="trained"):
+        sched.reject(first, "too late")
+    with pytest.raises(Fenced):
+        sched.reject(bad, "again")
+    assert sched.status().ledger.requeued == 1
+    assert sched.audit().staleness == {0: 2}
+    assert sched.verify() == []
+
+
+def test_a_batch_that_nothing_can_refill_waits_for_new_work(sched: Scheduler) -> None:
+    """With eta 0 nothing else is in the run: its own buffer opens for admission again."""
+    sched.create(RunConfig(eta=0, batch_size=2, on_drop="discard"))
+    fill(sched, 0, 2)
+    batch = sched.take("t0")
+    assert batch is not None
+    assert sched.reserve("w0", 0, 1).refused == "worker_stale"
+    assert sched.reject(batch.groups[0].group, "bad").status == "discarded"
+    assert sched.take("t0") is None
+    fill(sched, 0, 1)
+    amended = sched.take("t0")
+    assert amended is not None
+    assert (amended.groups[0].group, len(amended.groups)) == (batch.groups[1].group, 2)
+    sched.publish(1, "w/1", "t0")
+    assert sched.audit().problems == []
+    assert sched.verify() == []
+
+
+def test_a_prompt_whose_groups_are_always_rejected_becomes_a_dead_letter(sched: Scheduler) -> None:
+    sched.create(RunConfig(eta=0, batch_size=1, max_attempts=2))
+    statuses: list[str] = []
+    for _ in range(2):
+        fill(sched, 0, 1)
+        batch = sched.take("t0")
+        assert batch is not None
+        statuses.append(sched.reject(batch.groups[0].group, "bad").status)
+    assert statuses == ["requeued", "dead"]
+    assert [letter.reason for letter in sched.dead()] == ["bad"]
+    with pytest.raises(NotReady, match="unfinished"):
+        sched.reject(sched.reserve("w0", 0, 1).reservations[0].group, "bad")

@@ -184,6 +184,14 @@ export const handlers = {
     state.training = { version, groups, since: time };
     state.frontier = version + 1;
   },
+  returned(state, event) {
+    event.groups.split(" ").forEach((number, i) => {
+      change(state.groups, Number(number), { kind: "occupied" });
+      fill(state, Number(number), `${event.version}.${i + 1}`);
+    });
+    state.training = null;
+    state.frontier = Number(event.version);
+  },
   publish(state, event) {
     state.version = Number(event.version);
     state.frontier = Math.max(state.frontier, state.version);

@@ -68,6 +68,7 @@ export const sentences = {
   release: (e) => `group ${e.group}: member ${e.member} released by ${e.worker}${e.reason ? `: ${e.reason}` : ""}`,
   expired: (e) => `group ${e.group}: member ${e.member} lost: the lease of ${e.worker} expired`,
   take: (e) => `Take: batch ${e.version} goes to ${e.trainer}`,
+  returned: (e) => `batch ${e.version} returns to its slots: ${e.reason}`,
   publish: (e) => `Publish: version ${e.version}`,
   checkpointed: (e) => `checkpoint ${e.version}`,
   paused: () => "paused",

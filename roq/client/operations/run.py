@@ -95,6 +95,9 @@ class RunOperations(Steps):
     def filter(self, group: int, reason: str) -> Operation[Removal]:
         return self._ask(f.FILTER, Removal, group, reason_text(reason), self.by)
 
+    def reject(self, group: int, reason: str) -> Operation[Removal]:
+        return self._ask(f.REJECT, Removal, group, reason_text(reason), self.by)
+
     def status(self) -> Operation[Status]:
         status = yield from self._ask(f.STATUS, Status)
         return msgspec.structs.replace(status, run=self.run)
