@@ -170,7 +170,7 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One trajectory of a batch: its member number, reward, response length and oldest version.
+    """One trajectory of a batch: its member number, reward, response length, oldest version and worker.
 
     ``advantage`` comes from the group's post-processing; None when the trainer computes it.
     """
@@ -180,6 +180,7 @@ class BatchMember(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     v_traj: int
     advantage: float | None = None
+    worker: str = ""
 
 
 class BatchGroup(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,8 @@ Reply:
 Refusals:
   ROQ_FENCED   the claim was superseded; drop the work
   ROQ_NO_GROUP no such group was ever issued
-  ROQ_INVALID  a segment older than the claim or newer than what is published; too much data
+  ROQ_INVALID  a segment older than the claim or newer than what is published; too much data, or none that could
+               be a trajectory; a reward beyond what can be trained
 Events: complete, cancelled, judging, occupy, filtered, discarded
 ]]
 
@@ -32,6 +33,19 @@ local function standing(run, record, worker)
     return { status = "open" }
   end
   return { status = "occupied", buffer = buffer, slot = slot }
+end
+
+-- What can be told of a trajectory by its bytes (roq/trajectory.py): a msgpack map with at least a token id and a
+-- log-prob, of 4 bytes each, for every token.
+local function check_payload(args)
+  local first = string.byte(args.payload) or 0
+  if (first < 0x80 or first > 0x8f) and first ~= 0xde and first ~= 0xdf then
+    refuse.with("INVALID", "the payload is no trajectory: not a msgpack map")
+  elseif args.tokens < 1 or args.tokens * 8 > #args.payload then
+    refuse.with("INVALID", "%.0f tokens cannot be in a payload of %d bytes", args.tokens, #args.payload)
+  elseif math.abs(tonumber(args.reward)) > arguments.LARGEST_REWARD then
+    refuse.with("INVALID", "the reward %s is larger than 1e9; scale rewards down", args.reward)
+  end
 end
 
 transition.define({
@@ -58,7 +72,8 @@ transition.define({
       return standing(run, record, args.worker)
     end
     claims.check_size(run, args.payload)
-    if args.oldest < member.v or args.newest > run.state.version then
+    check_payload(args)
+    if args.oldest < member.v or args.newest < args.oldest or args.newest > run.state.version then
       refuse.with(
         "INVALID",
         "segments of versions %d to %d cannot be: the claim is of version %d and %d is published",

@@ -31,8 +31,12 @@ local function read_advantages(record, given)
   end
   for i, value in ipairs(values) do
     values[i] = arguments.float(tostring(value))
-    if not values[i] then
-      refuse.with("INVALID", "%s is not an advantage: a finite number", string.sub(tostring(value), 1, 40))
+    if not values[i] or math.abs(tonumber(values[i])) > arguments.LARGEST_REWARD then
+      refuse.with(
+        "INVALID",
+        "%s is no advantage: a number of at most 1e9",
+        string.sub(tostring(value), 1, 40)
+      )
     end
   end
   return values

@@ -2,6 +2,8 @@
 
 local M = {}
 
+M.LARGEST_REWARD = 1e9 -- of an advantage too (roq/limits.py)
+
 local MOST_TEXT = 65536
 local NAME = "^[%w][%w%._%-]*$"
 

@@ -262,7 +262,8 @@ class Scheduler:
 
         Raises:
             Fenced: the claim was superseded; drop the work.
-            Invalid: a segment is older than the claim or newer than the published version.
+            Invalid: a segment is older than the claim or newer than the published version; or the run cannot
+                train it: a token id outside the model's vocabulary, too many tokens, a reward beyond 1e9.
         """
         return self._driver.run(self._operations.complete(reservation, payload))
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from roq.errors import ConfigError
 from roq.text import one_line
+from roq.weights.safetensors import read_json
 
-__all__ = ["find_model", "is_hub_name"]
+__all__ = ["find_model", "is_hub_name", "vocab_size"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # Files that workers and trainer read; the same for both, so a host downloads them once.
@@ -31,6 +32,16 @@ def is_hub_name(path: str) -> bool:
         f"model.path = {path!r}: there is no such folder; set a model folder, or a name on the Hugging "
         "Face hub (owner/model)"
     )
+
+
+def vocab_size(path: str) -> int | None:
+    """Size of the vocabulary of a model in a folder here; None if not known, as for one on the hub."""
+    config = Path(path) / "config.json"
+    if not config.is_file():
+        return None
+    whole = read_json(config)
+    size = whole.get("text_config", whole).get("vocab_size")
+    return size if isinstance(size, int) and size > 0 else None
 
 
 def find_model(path: str) -> Path:

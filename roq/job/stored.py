@@ -10,11 +10,14 @@ from roq.client import Scheduler
 from roq.client.async_scheduler import AsyncScheduler
 from roq.config import Job
 from roq.errors import UnknownRun
+from roq.job.model_folder import vocab_size
 from roq.job.prompts import Prompts, load_prompts
 
 __all__ = ["create_run", "read_job", "read_job_async"]
 
 _SECTIONS = ("run", "model", "data", "reward", "rollout", "trainer", "redis", "logging")
+
+_DERIVED = ("data.length", "data.digest", "model.vocab_size")
 
 T = TypeVar("T")
 
@@ -28,6 +31,8 @@ def _settings(job: Job, prompts: Prompts) -> dict[str, str]:
     }
     settings["data.length"] = str(len(prompts))
     settings["data.digest"] = prompts.digest
+    if (vocabulary := vocab_size(job.model.path)) is not None:
+        settings["model.vocab_size"] = str(vocabulary)
     # The server's address differs between hosts, so it is not part of the run.
     return {name: value for name, value in settings.items() if not name.startswith("redis.")}
 
@@ -50,7 +55,7 @@ def _job(protocol: object, settings: dict[str, str]) -> Job:
     sections: dict[str, dict[str, object]] = {}
     for name, text in settings.items():
         section, _, key = name.partition(".")
-        if name not in ("data.length", "data.digest"):
+        if name not in _DERIVED:
             sections.setdefault(section, {})[key] = msgspec.json.decode(text)
     if "run" not in sections:
         raise UnknownRun("this run was created without a job; create it with roq init or roq up")

@@ -229,6 +229,20 @@ def test_filter(run: tuple[str, str], roq: Roq) -> None:
     assert "left the run" in again.stderr
 
 
+def test_reject(run: tuple[str, str], roq: Roq) -> None:
+    """From the batch in training."""
+    url, name = run
+    with Scheduler(url, name) as sched:
+        batch = sched.take("t0")
+        assert batch is not None
+        group = batch.groups[0].group
+    text = roq("reject", "--redis", url, "--run", name, "--group", group, "--reason", "junk").stdout
+    assert text == f"group {group} rejected; its prompt is requeued\n"
+    again = roq("reject", "--redis", url, "--run", name, "--group", group)
+    assert again.returncode == 1
+    assert "left the run" in again.stderr
+
+
 def test_drain(run: tuple[str, str], roq: Roq) -> None:
     url, name = run
     text = roq("drain", "--redis", url, "--run", name, "--worker", "w0").stdout

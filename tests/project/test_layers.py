@@ -18,7 +18,7 @@ LAYERS = (
     ("job", "observe", "board"),
     ("client",),
     ("events", "weights"),
-    ("types",),
+    ("types", "limits"),
     ("protocol",),
     ("config", "trajectory", "rewards", "postprocess", "processes"),
     ("errors", "text"),

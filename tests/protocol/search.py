@@ -26,10 +26,12 @@ from roq.protocol.keys import NAMES, keys_of
 from roq.protocol.library import source
 from roq.protocol.snapshot import Snapshot
 from tests.conftest import Server
+from tests.protocol.play import trajectory
 
 __all__ = ["Found", "search"]
 
 WORKERS = ("a", "b")
+PAYLOAD = trajectory(tokens=1).encode()
 
 Action = tuple[str, tuple[Any, ...]]
 ONCE = {f.name for f in FUNCTIONS if f.once}
@@ -125,12 +127,12 @@ def _actions(snapshot: Snapshot) -> Iterator[Action]:
             if member["state"] == "leased":
                 claim = (group, m, token, member["worker"])
                 for reward in (0, 1 / 3) if snapshot.config["filter_zero_variance"] == "1" else (1,):
-                    yield "complete", (*claim, reward, 1, member["v"], member["v"], b"payload")
+                    yield "complete", (*claim, reward, 1, member["v"], member["v"], PAYLOAD)
                 yield "release", (*claim, "detach", b"")
                 yield "release", (*claim, "detach", b"prefix")
                 yield "fail", (*claim, "failed")
             if member["attempt"] > 1:  # the holder of the attempt before this one wakes up
-                yield "complete", (group, m, token - 1, "a", 1, 1, version, version, b"payload")
+                yield "complete", (group, m, token - 1, "a", 1, 1, version, version, PAYLOAD)
     for group in snapshot.index["occupied"]:
         yield "filter", (group, "x", "me")
         yield "reject", (group, "x", "me")

@@ -53,6 +53,7 @@ class TrainerOperations(Steps):
                         tokens=member.tokens,
                         v_traj=member.v,
                         advantage=member.advantage,
+                        worker=member.worker,
                     )
                     for m, member in enumerate(record.members, start=1)
                     if member.state == "complete"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +21,7 @@ from roq.client.operations.commands import (
     reason_text,
 )
 from roq.errors import Fenced, Invalid, InvalidTrajectory, Refused, refusal
+from roq.limits import SETTINGS, Limits
 from roq.protocol import functions as f
 from roq.protocol.records import GroupRecord
 from roq.trajectory import Response, Trajectory
@@ -78,23 +79,45 @@ class WorkerOperations(Steps):
             ended=reply.ended,
         )
 
+    _limits: Limits | None = None  # read before the first trajectory is handed in; fixed with the run
+
+    def _unusable(
+        self, finished: Sequence[tuple[Reservation, Trajectory]]
+    ) -> Operation[list[Invalid | None]]:
+        """What is wrong with each trajectory; the library sees bytes, and cannot tell."""
+        if self._limits is None:
+            values = yield Command(("HMGET", self.keys["config"], *SETTINGS.values()))
+            known = {name: int(value) for name, value in zip(SETTINGS, values, strict=True) if value}
+            self._limits = Limits(**known)
+        problems = [self._limits.problem(payload) for _, payload in finished]
+        return [
+            None if problem is None else Invalid(f"group {claim.group}, member {claim.member}: {problem}")
+            for (claim, _), problem in zip(finished, problems, strict=True)
+        ]
+
     def complete(self, claim: Reservation, payload: Trajectory) -> Operation[Completion]:
+        (unusable,) = yield from self._unusable([(claim, payload)])
+        if unusable is not None:
+            raise unusable
         answer = yield _completion(claim, payload)
         return msgspec.json.decode(answer, type=Completion)
 
     def complete_many(
         self, finished: Sequence[tuple[Reservation, Trajectory]]
     ) -> Operation[list[Completion | Refused]]:
+        unusable = yield from self._unusable(finished)
+        usable = [pair for pair, problem in zip(finished, unusable, strict=True) if problem is None]
         answers: list[Any] = []
-        for start in range(0, len(finished), _TOGETHER):
-            some = finished[start : start + _TOGETHER]
+        for start in range(0, len(usable), _TOGETHER):
+            some = usable[start : start + _TOGETHER]
             answers += yield Many(tuple(_completion(claim, payload) for claim, payload in some))
-        return [
+        replies: Iterator[Completion | Refused] = (
             refusal(str(answer))
             if isinstance(answer, Exception)
             else msgspec.json.decode(answer, type=Completion)
             for answer in answers
-        ]
+        )
+        return [next(replies) if problem is None else problem for problem in unusable]
 
     def group_trajectories(self, group: int) -> Operation[list[Trajectory]]:
         record = yield Command(("HGET", self.keys["groups"], group))
