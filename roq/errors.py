@@ -212,6 +212,11 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
 ]
 
 
+def is_refusal(message: str) -> bool:
+    """True for an error reply of the library, as opposed to one of the server."""
+    return message.startswith("ROQ_")
+
+
 def refusal(message: str) -> Refused:
     """The refusal for an error reply of the library, such as ``ROQ_FENCED the claim was …``."""
     code, _, sentence = message.partition(" ")

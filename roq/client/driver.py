@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import tenacity
@@ -23,7 +25,9 @@ from roq.client.failures import (
     accept_foreign_library,
     check_version,
     first_failure,
+    is_misled,
     is_transient,
+    lost_node,
     replace_library,
     retry_policy,
     roles_of,
@@ -60,6 +64,7 @@ class Driver:
         check_url(url)
         self._client: Any = None
         self._connecting = threading.Lock()
+        self._users = Users()
 
     @property
     def redis(self) -> Any:
@@ -69,11 +74,27 @@ class Driver:
                 self._client = connect(self.url)
             return self._client
 
+    @contextmanager
+    def _borrow(self) -> Generator[Any]:
+        """The client, for one attempt. If it leads to the wrong server, the next attempt gets a new one; the
+        old one's last user closes it."""
+        client = self.redis
+        self._users.add(client)
+        try:
+            yield client
+        except FAILURES as error:
+            with self._connecting:
+                if is_misled(error) and self._client is client:
+                    self._client = None
+            raise
+        finally:
+            if self._users.remove(client) and client is not self._client:
+                _close(client)
+
     def close(self) -> None:
         """Close the connections."""
         if self._client is not None:
-            for client in (self._client, *sentinels_of(self._client)):
-                client.close()
+            _close(self._client)
 
     def run(self, operation: Operation[T]) -> T:
         """Drive an operation to its end and count the call."""
@@ -109,51 +130,63 @@ class Driver:
         with self._concurrency, self._lanes.hold() as (request,):
             return self._persist(self._exchange, self._operations.wire(command, request))
 
-    def _persist(self, exchange: Callable[[Any], T], what: Any) -> T:
+    def _persist(self, exchange: Callable[[Any, Any], T], what: Any) -> T:
         """Exchange, and retry while the failure is transient."""
         try:
-            return exchange(what)
+            return self._attempt(exchange, what)
         except FAILURES as error:
             if not is_transient(error):
                 raise
-        return tenacity.Retrying(**self._policy())(exchange, what)
+        return tenacity.Retrying(**self._policy())(self._attempt, exchange, what)
 
-    def _exchange(self, args: tuple[Any, ...]) -> Any:
+    def _attempt(self, exchange: Callable[[Any, Any], T], what: Any) -> T:
+        with self._borrow() as client:
+            try:
+                return exchange(client, what)
+            except AttributeError as error:
+                lost = lost_node(error)
+                if lost is None:
+                    raise
+                raise lost from error
+
+    def _exchange(self, client: Any, args: tuple[Any, ...]) -> Any:
         if not self._checked:
-            self._ensure_library()
+            self._ensure_library(client)
         try:
-            return self.redis.execute_command(*args)
+            return client.execute_command(*args)
         except ResponseError as error:
             if LIBRARY_MISSING not in str(error):
                 raise
-        self._ensure_library()
-        return self.redis.execute_command(*args)
+        self._ensure_library(client)
+        return client.execute_command(*args)
 
-    def _exchange_many(self, commands: list[tuple[Any, ...]]) -> list[Any]:
+    def _exchange_many(self, client: Any, commands: list[tuple[Any, ...]]) -> list[Any]:
         if not self._checked:
-            self._ensure_library()
-        with self.redis.pipeline(transaction=False) as pipe:
+            self._ensure_library(client)
+        with client.pipeline(transaction=False) as pipe:
             for args in commands:
                 pipe.execute_command(*args)
             answers = pipe.execute(raise_on_error=False)
         failure = first_failure(answers)
         if failure is not None:
             self._checked = False  # the library may be missing
+            if is_transient(failure):
+                raise failure
             raise RedisConnectionError(f"not all calls were answered: {failure}")
         return answers
 
-    def _ensure_library(self) -> None:
-        check_version(self.redis.info("server"))
+    def _ensure_library(self, client: Any) -> None:
+        check_version(client.info("server"))
         version = self._operations.wire(Call(functions.VERSION, ()))
         loaded: str | None = None
         try:
-            loaded = self.redis.execute_command(*version).decode()
+            loaded = client.execute_command(*version).decode()
         except ResponseError as error:
             if LIBRARY_MISSING not in str(error):
                 raise
         if replace_library(loaded):
             try:
-                self.redis.function_load(library.source(), replace=True)
+                client.function_load(library.source(), replace=True)
             except NoPermissionError:
                 accept_foreign_library(loaded)
         self._checked = True
@@ -167,6 +200,7 @@ class AsyncDriver:
         self.stats = Stats()
         self.redis: Any = connect_async(url)
         self._operations = operations
+        self._users = Users()
         self._lanes = Lanes()
         self._policy = lambda: retry_policy(url, retry_s)
         self._checked = False
@@ -190,9 +224,24 @@ class AsyncDriver:
 
     async def close(self) -> None:
         """Close the connections; a later call reconnects."""
-        for client in (self.redis, *sentinels_of(self.redis)):
-            await client.aclose()
+        await _aclose(self.redis)
         self._belong_to(None)
+
+    @asynccontextmanager
+    async def _borrow(self) -> AsyncGenerator[Any]:
+        """The client, for one attempt. If it leads to the wrong server, the next attempt gets a new one; the
+        old one's last user closes it."""
+        client = self.redis
+        self._users.add(client)
+        try:
+            yield client
+        except FAILURES as error:
+            if is_misled(error) and self.redis is client:
+                self.redis = connect_async(self.url)
+            raise
+        finally:
+            if self._users.remove(client) and client is not self.redis:
+                await _aclose(client)
 
     async def run(self, operation: Operation[T]) -> T:
         """Drive an operation to its end and count the call."""
@@ -230,52 +279,95 @@ class AsyncDriver:
             with self._lanes.hold() as (request,):
                 return await self._persist(self._exchange, self._operations.wire(command, request))
 
-    async def _persist(self, exchange: Callable[[Any], Awaitable[T]], what: Any) -> T:
+    async def _persist(self, exchange: Callable[[Any, Any], Awaitable[T]], what: Any) -> T:
         """Exchange, and retry while the failure is transient."""
         self._check_loop()
         try:
-            return await exchange(what)
+            return await self._attempt(exchange, what)
         except FAILURES as error:
             if not is_transient(error):
                 raise
-        return await tenacity.AsyncRetrying(**self._policy())(exchange, what)
+        return await tenacity.AsyncRetrying(**self._policy())(self._attempt, exchange, what)
 
-    async def _exchange(self, args: tuple[Any, ...]) -> Any:
+    async def _attempt(self, exchange: Callable[[Any, Any], Awaitable[T]], what: Any) -> T:
+        async with self._borrow() as client:
+            try:
+                return await exchange(client, what)
+            except AttributeError as error:
+                lost = lost_node(error)
+                if lost is None:
+                    raise
+                raise lost from error
+
+    async def _exchange(self, client: Any, args: tuple[Any, ...]) -> Any:
         if not self._checked:
-            await self._ensure_library()
+            await self._ensure_library(client)
         try:
-            return await self.redis.execute_command(*args)
+            return await client.execute_command(*args)
         except ResponseError as error:
             if LIBRARY_MISSING not in str(error):
                 raise
-        await self._ensure_library()
-        return await self.redis.execute_command(*args)
+        await self._ensure_library(client)
+        return await client.execute_command(*args)
 
-    async def _exchange_many(self, commands: list[tuple[Any, ...]]) -> list[Any]:
+    async def _exchange_many(self, client: Any, commands: list[tuple[Any, ...]]) -> list[Any]:
         if not self._checked:
-            await self._ensure_library()
-        async with self.redis.pipeline(transaction=False) as pipe:
+            await self._ensure_library(client)
+        async with client.pipeline(transaction=False) as pipe:
             for args in commands:
                 pipe.execute_command(*args)
             answers = await pipe.execute(raise_on_error=False)
         failure = first_failure(answers)
         if failure is not None:
             self._checked = False  # the library may be missing
+            if is_transient(failure):
+                raise failure
             raise RedisConnectionError(f"not all calls were answered: {failure}")
         return answers
 
-    async def _ensure_library(self) -> None:
-        check_version(await self.redis.info("server"))
+    async def _ensure_library(self, client: Any) -> None:
+        check_version(await client.info("server"))
         version = self._operations.wire(Call(functions.VERSION, ()))
         loaded: str | None = None
         try:
-            loaded = (await self.redis.execute_command(*version)).decode()
+            loaded = (await client.execute_command(*version)).decode()
         except ResponseError as error:
             if LIBRARY_MISSING not in str(error):
                 raise
         if replace_library(loaded):
             try:
-                await self.redis.function_load(library.source(), replace=True)
+                await client.function_load(library.source(), replace=True)
             except NoPermissionError:
                 accept_foreign_library(loaded)
         self._checked = True
+
+
+class Users:
+    """Counts the attempts that use each client."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Any] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, client: Any) -> None:
+        with self._lock:
+            self._counts[client] += 1
+
+    def remove(self, client: Any) -> bool:
+        """True if this was the client's last user."""
+        with self._lock:
+            self._counts[client] -= 1
+            if self._counts[client]:
+                return False
+            del self._counts[client]
+            return True
+
+
+def _close(client: Any) -> None:
+    for one in (client, *sentinels_of(client)):
+        one.close()
+
+
+async def _aclose(client: Any) -> None:
+    for one in (client, *sentinels_of(client)):
+        await one.aclose()

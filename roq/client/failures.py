@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import traceback
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
@@ -13,12 +14,12 @@ from redis import exceptions as rx
 from roq.client.connect import masked, tls_trouble
 from roq.client.operations import Call, Command, Many
 from roq.errors import (
-    CODES,
     ConfigError,
     NotAllowed,
     RoqError,
     ServerUnavailable,
     UnsuitableServer,
+    is_refusal,
     refusal,
 )
 from roq.protocol import library
@@ -30,7 +31,9 @@ __all__ = [
     "accept_foreign_library",
     "check_version",
     "first_failure",
+    "is_misled",
     "is_transient",
+    "lost_node",
     "replace_library",
     "retry_policy",
     "roles_of",
@@ -39,20 +42,29 @@ __all__ = [
 
 log = logging.getLogger("roq")
 
-# Transient error classes: the server is unreachable, loading, failing over or full.
+# The connection leads to the wrong server: a demoted master, a replica, a node that lost its slots. A new
+# connection asks the name, the Sentinels or the cluster again. ClusterError: "TTL exhausted", while a slot
+# migrates.
+_MISLED = (rx.BusyLoadingError, rx.ReadOnlyError, rx.TryAgainError, rx.ClusterError)
+_MISLED_CODES = (
+    "READONLY ",
+    "NOREPLICAS ",
+    "UNBLOCKED ",
+    "MASTERDOWN ",
+    "LOADING ",
+    "CLUSTERDOWN ",
+    "TRYAGAIN ",
+)
+# Also transient: the server is unreachable or full.
 _TRANSIENT = (
+    *_MISLED,
     rx.ConnectionError,
     rx.TimeoutError,
-    rx.BusyLoadingError,
-    rx.ReadOnlyError,
-    rx.ClusterDownError,
-    rx.MasterDownError,
-    rx.TryAgainError,
     rx.OutOfMemoryError,
     rx.RedisClusterException,
 )
-# Transient leading codes: someone else's script runs too long, the disk is full, replicas are missing.
-_TRANSIENT_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "LOADING ", "OOM ")
+# Also transient: someone else's script runs too long, the disk is full.
+_TRANSIENT_CODES = (*_MISLED_CODES, "BUSY ", "MISCONF ", "OOM ")
 FAILURES = (rx.RedisError, rx.RedisClusterException)  # the latter is not a RedisError
 LIBRARY_MISSING = "unction not found"  # the start of this text differs between servers
 # Errors of a command inside a function that the caller's rules forbid: Redis, Valkey.
@@ -78,11 +90,27 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, _TRANSIENT) or str(error).startswith(_TRANSIENT_CODES)
 
 
+def is_misled(error: BaseException) -> bool:
+    """True if the call may succeed on a new connection, because this one leads to the wrong server."""
+    return isinstance(error, _MISLED) or str(error).startswith(_MISLED_CODES)
+
+
+def lost_node(error: AttributeError) -> rx.ClusterError | None:
+    """The error of a call during which another thread read the cluster's nodes again; None for a bug of roq.
+
+    redis-py shares one list of nodes between threads, and then asks None for its connection.
+    """
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames[-1] in ("redis.cluster", "redis.asyncio.cluster"):
+        return rx.ClusterError(f"the cluster's nodes changed during the call: {error}")
+    return None
+
+
 def translate(error: Exception, url: str, roles: Sequence[str] = ROLES) -> RoqError:
     """The roq error for a redis-py error; ``roles`` are those that may send the failed command."""
     url = masked(url)
     message = str(error)
-    if message.partition(" ")[0] in CODES:
+    if is_refusal(message):
         return refusal(message)
     if why := tls_trouble(error):
         return ConfigError(f"no connection to Redis at {url}: {why}")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import redis
 
 from roq import NotAllowed, RunConfig, Scheduler
 from roq.admin.backup import export_run, import_run
@@ -96,3 +99,45 @@ async def board_of(url: str, run: str) -> int:
     finally:
         await feed.stop()
     return look.number("version")
+
+
+def test_calls_while_a_slot_migrates(cluster: tuple[str, Path]) -> None:
+    url, _ = cluster
+    ports = [int(node.rpartition(":")[2]) for node in url.partition("//")[2].split(",")]
+    with (
+        ExitStack() as stack,
+        Scheduler(url, "a", retry_s=20) as sched,
+    ):
+        for run in RUNS:
+            stack.enter_context(Scheduler(url, run)).create(RunConfig(eta=1, batch_size=8))
+        new, old = (stack.enter_context(redis.Redis(port=port)) for port in ports)  # "a" is on the second
+        claims = sched.reserve("w0", 0, 4).reservations
+        slot = old.execute_command("CLUSTER", "KEYSLOT", keys_of("a")["state"])
+        ids = {node: node.execute_command("CLUSTER", "MYID").decode() for node in (new, old)}
+        new.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[old])
+        old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[new])
+
+        def migrate(most: int) -> bool:
+            keys = old.execute_command("CLUSTER", "GETKEYSINSLOT", slot, most)
+            if keys:
+                old.execute_command("MIGRATE", "127.0.0.1", ports[0], "", 0, 5000, "KEYS", *keys)
+            return bool(keys)
+
+        assert migrate(4)
+        with ThreadPoolExecutor(4) as pool:
+            calls = [
+                pool.submit(sched.complete_many, [(claim, trajectory()) for claim in claims[1:]]),
+                pool.submit(lambda: [sched.complete(claims[0], trajectory())]),
+                pool.submit(lambda: [sched.status()]),
+                pool.submit(lambda: [sched.wait(10**6, 3)]),
+            ]
+            assert wait(calls[:3], timeout=1.5).done == set()  # redis-py gives up after a second
+            while migrate(50):
+                pass
+            for node in (new, old):
+                node.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[new])
+            answers = [call.result(30) for call in calls]
+        assert [answer.status for answer in answers[0] + answers[1]] == ["occupied"] * 4  # type: ignore[union-attr]
+        assert answers[3] == [10**6]
+        assert sched.verify() == []
+        assert sched.audit().problems == []

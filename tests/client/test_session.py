@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+from types import FunctionType
 from typing import Any
 
 import pytest
+from redis import exceptions
 
-from roq import AsyncScheduler, RoqError, RunConfig, Scheduler
-from roq.client.failures import is_transient
+from roq import AsyncScheduler, RoqError, RunConfig, Scheduler, ServerUnavailable
+from roq.client.failures import is_misled, is_transient, lost_node, translate
 from tests.conftest import Server
 
 CONFIG = RunConfig(eta=1, batch_size=2, prompts=8)
@@ -57,9 +59,43 @@ def test_a_fork_is_another_client(sched: Scheduler) -> None:
     assert len(set(tokens)) == 6
 
 
-@pytest.mark.parametrize("code", ["BUSY", "MISCONF", "NOREPLICAS", "LOADING", "OOM"])
-def test_errors_that_pass(code: str) -> None:
-    from redis import ResponseError
+WRONG_SERVER = ("READONLY", "NOREPLICAS", "UNBLOCKED", "MASTERDOWN", "LOADING", "CLUSTERDOWN", "TRYAGAIN")
 
-    assert is_transient(ResponseError(f"{code} the server cannot now"))
-    assert not is_transient(ResponseError("WRONGTYPE it never will"))
+
+@pytest.mark.parametrize("code", ["BUSY", "MISCONF", "OOM", *WRONG_SERVER])
+def test_errors_that_pass(code: str) -> None:
+    error = exceptions.ResponseError(f"{code} the server cannot now")
+    assert is_transient(error)
+    assert is_misled(error) == (code in WRONG_SERVER)
+    assert isinstance(translate(error, "redis://h"), ServerUnavailable)
+    assert not is_transient(exceptions.ResponseError("WRONGTYPE it never will"))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        exceptions.ReadOnlyError,
+        exceptions.BusyLoadingError,
+        exceptions.TryAgainError,
+        exceptions.ClusterError,
+        exceptions.ClusterDownError,
+        exceptions.MasterDownError,
+    ],
+)
+def test_errors_that_redis_py_has_a_class_for(kind: type[Exception]) -> None:
+    error = kind.__new__(kind, "without the server's code")
+    assert is_transient(error)
+    assert is_misled(error)
+
+
+def test_only_an_error_inside_redis_py_is_a_lost_node() -> None:
+    def ask(node: Any) -> Any:
+        return node.redis_connection
+
+    inside = FunctionType(ask.__code__, {"__name__": "redis.cluster"})
+    for function, lost in ((inside, True), (ask, False)):
+        with pytest.raises(AttributeError) as error:
+            function(None)
+        found = lost_node(error.value)
+        assert (found is not None) is lost
+        assert found is None or is_misled(found)

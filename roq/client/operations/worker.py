@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from roq.client.operations.commands import (
     call,
     reason_text,
 )
-from roq.errors import Fenced, Invalid, InvalidTrajectory, Refused, refusal
+from roq.errors import Fenced, Invalid, InvalidTrajectory, Refused, is_refusal, refusal
 from roq.limits import SETTINGS, Limits
 from roq.protocol import functions as f
 from roq.protocol.records import GroupRecord
@@ -111,12 +111,7 @@ class WorkerOperations(Steps):
         for start in range(0, len(usable), _TOGETHER):
             some = usable[start : start + _TOGETHER]
             answers += yield Many(tuple(_completion(claim, payload) for claim, payload in some))
-        replies: Iterator[Completion | Refused] = (
-            refusal(str(answer))
-            if isinstance(answer, Exception)
-            else msgspec.json.decode(answer, type=Completion)
-            for answer in answers
-        )
+        replies = map(_completed, answers)
         return [next(replies) if problem is None else problem for problem in unusable]
 
     def group_trajectories(self, group: int) -> Operation[list[Trajectory]]:
@@ -170,6 +165,14 @@ class WorkerOperations(Steps):
     def leave(self, worker: str) -> Operation[None]:
         while (yield from self._ask(f.LEAVE, Left, worker)).left > 0:
             pass
+
+
+def _completed(answer: Any) -> Completion | Refused:
+    if not isinstance(answer, Exception):
+        return msgspec.json.decode(answer, type=Completion)
+    if is_refusal(str(answer)):
+        return refusal(str(answer))
+    raise answer  # of the server, not of the library
 
 
 def _completion(claim: Reservation, payload: Trajectory) -> Call:
