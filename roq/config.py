@@ -296,7 +296,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         micro_batch_size: sequences in one forward pass.
         max_seq_tokens: longest prompt + response that the trainer accepts.
         checkpoint_every: updates between checkpoints.
-        keep_checkpoints: complete checkpoints to keep on disk.
+        keep_checkpoints: complete checkpoints kept on disk. Redis keeps the batches since the oldest of them,
+            so the run can resume from any; docs/operations.md has the memory that this takes.
         keep_weights: newest published weights to keep even if no worker needs them.
         worker_timeout_s: exit with an error if no worker is alive for this long.
         progress_timeout_s: exit with an error if the awaited batch makes no progress for this long.

@@ -165,6 +165,12 @@ class Stalled(RoqError):
     """The trainer waited for a batch longer than the job allows: no live worker, or no progress."""
 
 
+class CheckpointDamaged(RoqError):
+    """No checkpoint can be resumed from: files are missing or differ from what was saved."""
+
+    exit_code = 2
+
+
 class Diverged(RoqError):
     """The gradient is not finite; training on would publish broken weights."""
 

@@ -72,7 +72,7 @@ def status(target: Target, json_: bool) -> None:
         echo(f"stopped: {why}")
     echo(
         f"work: {picture.inflight} trajectories in flight, {picture.pending} waiting to be issued, "
-        f"{size(picture.payload_bytes)} of finished data, checkpoint at step {picture.checkpoint}"
+        f"{size(picture.payload_bytes)} of finished data, batches kept since step {picture.checkpoint}"
     )
     if picture.buffers:
         echo()

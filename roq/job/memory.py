@@ -21,10 +21,11 @@ def trajectory_bytes(prompt: int, response: int) -> int:
     return round(1.15 * (4 * prompt + 8 * response + 100)) + 1300
 
 
-def trajectories_kept(config: RunConfig, checkpoint_every: int) -> int:
-    """The most trajectories at one time: η + 1 buffers, and the batches not yet covered by a checkpoint."""
+def trajectories_kept(config: RunConfig, checkpoint_every: int, keep_checkpoints: int = 1) -> int:
+    """The most trajectories at one time: η + 1 buffers, and the batches since the oldest kept checkpoint."""
     window = (config.eta + 1) * config.slots * config.candidates
-    batches = min(checkpoint_every, config.total_steps or checkpoint_every)
+    batches = checkpoint_every * keep_checkpoints
+    batches = min(batches, config.total_steps or batches)
     return window + batches * config.batch_size * config.group_size
 
 
@@ -38,6 +39,5 @@ def run_bytes(job: Job, prompt: int | None = None, response: int | None = None) 
         job.data.max_prompt_tokens if prompt is None else prompt,
         job.rollout.max_tokens if response is None else response,
     )
-    return (
-        trajectories_kept(job.protocol, job.trainer.checkpoint_every) * each + _EVENT * job.protocol.event_log
-    )
+    kept = trajectories_kept(job.protocol, job.trainer.checkpoint_every, job.trainer.keep_checkpoints)
+    return kept * each + _EVENT * job.protocol.event_log

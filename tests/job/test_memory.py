@@ -42,22 +42,23 @@ def test_how_many_are_kept() -> None:
     config = RunConfig(eta=2, batch_size=3, group_size=2, group_candidates=3, buffer_slots=4)
     assert trajectories_kept(config, checkpoint_every=5) == 3 * 4 * 3 + 5 * 3 * 2
     assert trajectories_kept(msgspec.structs.replace(config, total_steps=2), 5) == 3 * 4 * 3 + 2 * 3 * 2
+    assert trajectories_kept(config, checkpoint_every=5, keep_checkpoints=2) == 3 * 4 * 3 + 10 * 3 * 2
 
 
 def test_the_most_that_a_run_keeps(sched: Scheduler, server: Server) -> None:
     """Full buffers while a checkpoint is written, the batches that it covers still there: just as many."""
-    every, most = 4, 0
+    every, keep, most = 4, 2, 0
     config = RunConfig(eta=2, batch_size=3, group_size=2)
     sched.create(config, weights="w")
-    for version in range(12):
+    for version in range(16):
         if version % every == 0 and version > 0:
             most = max(most, server.redis.hlen("roq:{test}:payloads"))
-            sched.checkpointed(version, "t0")
+            sched.checkpointed(max(0, version - (keep - 1) * every), "t0")
         fill(sched, version)
         assert sched.take("t0") is not None
         sched.publish(version + 1, "w", "t0")
         fill(sched, version + 1)
-    assert most == trajectories_kept(config, every)
+    assert most == trajectories_kept(config, every, keep)
 
 
 def fill(sched: Scheduler, version: int) -> None:

@@ -124,7 +124,7 @@ def test_trains_to_the_end(prepare, ranks: dict[str, int], kind: str) -> None:
     with setup.connect() as sched:
         status = sched.status()
         assert sched.verify() == []
-    assert (status.version, status.ended, status.checkpoint, status.ledger.trained) == (4, True, 4, 12)
+    assert (status.version, status.ended, status.checkpoint, status.ledger.trained) == (4, True, 3, 12)
     assert status.ledger.balanced
 
     lines = setup.lines()
@@ -203,7 +203,7 @@ def test_a_stopped_and_a_killed_trainer_go_on_where_they_were(prepare) -> None:
     with setup.connect() as sched:
         status = sched.status()
         assert sched.verify() == []
-    assert (status.version, status.checkpoint, status.ledger.trained) == (8, 8, 24)
+    assert (status.version, status.checkpoint, status.ledger.trained) == (8, 5, 24)
     lines = setup.lines()
     assert {line["step"] for line in lines} == set(range(1, 9))
     assert any(line["replay"] for line in lines)
@@ -217,6 +217,33 @@ def test_a_stopped_and_a_killed_trainer_go_on_where_they_were(prepare) -> None:
     again = setup.start()  # nothing is left to do, and it logs that
     assert again.wait(60) == 0
     assert setup.log().count("the run has ended after step 8") == 2
+
+
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(prepare) -> None:
+    """The newest is cut short by its disk: the run continues from an older one, with the same batches."""
+    setup = prepare(protocol={"total_steps": 8}, checkpoint_every=2)
+    with playing(setup.connect):
+        trainer = setup.start()
+        setup.until(lambda: len(setup.lines()) >= 5, trainer)
+        trainer.kill()
+        trainer.wait(30)
+        newest = max((setup.dir / "checkpoints").glob("step_*"))
+        data = max(newest.glob("*.distcp"), key=lambda file: file.stat().st_size)
+        data.write_bytes(data.read_bytes()[:-100])
+        trainer = setup.start()
+        assert trainer.wait(90) == 0, setup.log()
+    assert f"{newest} is damaged: {data.name} has" in setup.log()
+    with setup.connect() as sched:
+        status = sched.status()
+        assert sched.verify() == []
+    assert (status.version, status.ledger.trained) == (8, 24)
+    lines = setup.lines()
+    replayed = [line for line in lines if line["replay"]]
+    assert replayed[0]["step"] == int(newest.name[-8:]) - 1, "from the checkpoint before it"
+    originals = {line["step"]: line for line in reversed(lines)}
+    for line in replayed:
+        assert line["loss"] == pytest.approx(originals[line["step"]]["loss"], rel=1e-6, abs=1e-9)
+    assert (setup.dir / "checkpoints" / f"damaged-{newest.name}").is_dir()
 
 
 @pytest.mark.parametrize("kind", ["", "file://"])

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from roq import Scheduler, Status, WeightsRef
-from roq.errors import ConfigError, StateLost
+from roq.errors import ConfigError
 from roq.weights import FolderStore
 from roq.weights.safetensors import WeightFiles, check_weights
-from roq_trainer import checkpoint, cpu, weights
+from roq_trainer import cpu, weights
 from roq_trainer.model import check_parallel, read_shape
 from roq_trainer.train import lost_newest
 
@@ -112,15 +112,6 @@ def test_an_export_that_dies_midway_leaves_no_version(models: Path, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["v00000001"]
 
 
-def test_a_checkpoint_that_was_cut_short_is_not_picked(tmp_path: Path) -> None:
-    assert checkpoint.newest(tmp_path / "none") is None
-    for name in ("step_00000004", "step_00000008", ".tmp-step_00000012", "step_00000016.old"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metadata.json").touch()
-    (tmp_path / "step_00000020").mkdir()  # no metadata.json, which is written last
-    assert checkpoint.newest(tmp_path) == tmp_path / "step_00000008"
-
-
 def test_weights_that_were_lost_are_noticed(models: Path, tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     location = store.new(1)
@@ -143,32 +134,6 @@ def test_weights_that_were_lost_are_noticed(models: Path, tmp_path: Path) -> Non
     assert lost()
     file.write_bytes(data[: len(data) // 2])
     assert lost()
-
-
-@pytest.mark.parametrize(
-    ("version", "covered", "expected"),
-    [
-        (25, 20, 20),  # as usual: the newest
-        (20, 20, 20),
-        (19, 10, 10),  # Redis lost the last moments: an older one that it can continue
-        (19, 0, 10),
-        (9, 0, None),  # from the base model, all batches being kept
-        (0, 0, "lost"),  # Redis lost everything
-        (9, 5, "lost"),
-        (40, 30, "lost"),  # the checkpoints were lost
-    ],
-)
-def test_where_to_go_on_from(tmp_path: Path, version: int, covered: int, expected: object) -> None:
-    for steps in (10, 20):
-        folder = tmp_path / f"step_{steps:08d}"
-        folder.mkdir()
-        (folder / "metadata.json").touch()
-    if expected == "lost":
-        with pytest.raises(StateLost):
-            checkpoint.to_resume(tmp_path, version, covered)
-    else:
-        found = checkpoint.to_resume(tmp_path, version, covered)
-        assert (None if found is None else int(found.name[-8:])) == expected
 
 
 @pytest.mark.skipif(cpu.HAVE_CUDA, reason="only without CUDA")

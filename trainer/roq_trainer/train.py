@@ -98,7 +98,7 @@ def train(url: str, run: str, address: str | None = None) -> None:
     optimizer = model.build_optimizer(net, training, dtype)
     saved = on_rank0(resume_point)(sched, folder / "checkpoints")
     version = checkpoint.restore(Path(saved), net, optimizer) if saved else 0  # of the weights in net
-    checkpointed = version  # of the newest checkpoint
+    checkpointed, covered = version, 0  # of the newest checkpoint; the batches before it are dropped
     on_rank0(store.clean)()  # after a trainer that died while writing
     on_rank0(discard_leftovers)(sched, store)
 
@@ -119,11 +119,18 @@ def train(url: str, run: str, address: str | None = None) -> None:
             training.data_parallel, saved or "the base model",
         )  # fmt: skip
 
-    def checkpoint_now() -> int:
-        """Checkpoint the current model, then let the scheduler drop the batches before it."""
-        checkpoint.save(folder / "checkpoints", version, net, optimizer, training.keep_checkpoints)
-        on_rank0(sched.checkpointed)(version, trainer)
-        return version
+    def checkpoint_now(*, spare: bool = False) -> int:
+        """Checkpoint the current model; returns the version before which the scheduler dropped the batches.
+
+        Those after every kept checkpoint stay, so that each can be resumed from; with ``spare`` only the
+        newest can, for the sake of memory.
+        """
+        if checkpointed < version:
+            checkpoint.save(folder / "checkpoints", version, net, optimizer, training.keep_checkpoints)
+        oldest = on_rank0(checkpoint.oldest_kept)(folder / "checkpoints", training.keep_checkpoints)
+        needed = version if spare else oldest
+        on_rank0(sched.checkpointed)(needed, trainer)
+        return needed
 
     sender: Sender | None = None
     if job.run.transfer != "files":
@@ -141,8 +148,8 @@ def train(url: str, run: str, address: str | None = None) -> None:
             on_rank0(sender.announce)(sched, trainer)  # also while waiting: workers may need it to continue
         if order.kind == "wait":
             # Only a checkpoint frees trained data, so a full byte budget needs one now.
-            if checkpointed < version and on_rank0(bytes_are_short)(sched):
-                checkpointed = checkpoint_now()
+            if covered < version and on_rank0(bytes_are_short)(sched):
+                covered, checkpointed = checkpoint_now(spare=True), version
             continue
         if order.batch is None:
             break
@@ -211,7 +218,7 @@ def train(url: str, run: str, address: str | None = None) -> None:
         # Checkpoint
 
         if version % training.checkpoint_every == 0:
-            checkpointed = checkpoint_now()
+            covered, checkpointed = checkpoint_now(), version
         timer.lap("checkpoint")
 
         if journal is not None:
@@ -251,10 +258,11 @@ def resume_point(sched: Scheduler, checkpoints: Path) -> str | None:
 
     Raises:
         StateLost: the server knows less than every checkpoint.
+        CheckpointDamaged: no checkpoint can be resumed from.
     """
     status = sched.status()
     path = checkpoint.to_resume(checkpoints, status.version, status.checkpoint)
-    newest = checkpoint.newest(checkpoints)
+    newest = checkpoint.newest(checkpoints)  # damaged ones are set aside by now
     if path != newest:
         log.warning(
             "Redis knows of %d steps, fewer than %s: it lost its last moments. Resuming from %s; "

@@ -37,7 +37,7 @@ METRICS = (
     # the run's state
     _gauge("roq_up", "1 if the server answered this scrape, else 0 and no other gauges"),
     _gauge("roq_version", "Newest published weights version"),
-    _gauge("roq_checkpoint_version", "Version that the newest checkpoint covers"),
+    _gauge("roq_checkpoint_version", "Version before which batches are dropped: the oldest kept checkpoint"),
     _gauge("roq_eta", "The run's maximum staleness"),
     _gauge("roq_paused", "Whether admission is paused"),
     _gauge("roq_ended", "Whether the run has ended"),
