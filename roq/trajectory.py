@@ -2,7 +2,8 @@
 
 The fields of a payload are declared once, as the fields of :class:`Response` and :class:`Trajectory`;
 encoding, decoding and the checks follow from their types. A reader ignores fields that it does not know, and
-a payload without a field gets the field's default, so a new field needs a default.
+a payload without a field gets the field's default, so a new field needs a default: for a column both ``fill``
+and ``field(default_factory=...)``. A column also adds to a run's memory (:mod:`roq.job.memory`).
 
 Constructors check the values. Decoding checks only that the fields are consistent.
 

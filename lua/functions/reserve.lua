@@ -10,7 +10,7 @@ Arguments:
 Reply: at most 32 claims; fewer than asked for without a refusal means that there are more
   reservations  claims: group, member, token, ordinal, v_traj, buffer, slot, attempt, worker, and
                 prefix = true when there are saved tokens (the client reads them from `prefixes`)
-  refused       why there are fewer than asked for; absent otherwise
+  refused       why there are fewer than asked for (RefusalReason in roq/types.py); absent otherwise
   version, signal, ended
 Refusals:
   ROQ_STATE_LOST  the worker's version is newer than the published one

@@ -41,7 +41,8 @@ function M.float(value)
   end
 end
 
--- Each kind converts text into a value, or returns nil for invalid text.
+-- Each kind converts text into a value, or returns nil for invalid text. There is none for flags: a function
+-- takes an integer and refuses all but 0 and 1 (functions/judge.lua).
 local kinds = {
   -- Bounded: reasons, locations, workers' info. Data is `bytes`, whose limit is checked by the caller.
   text = function(value)

@@ -3,7 +3,8 @@
 local M = {}
 
 -- Every event and its fields, in the order in which they are written: name:kind, with ? where a field may be
--- left out. The comment above an event says what happened. roq/protocol/events.py reads this table.
+-- left out. The comment above an event says what happened. roq/protocol/events.py reads this table, and
+-- tests/protocol/test_events.py compares it with the names passed to events.log.
 local issued =
   { "group:integer", "ordinal:integer", "members:members", "at:place", "v_traj:integer", "worker:text" }
 local left = { "group:integer", "ordinal:integer", "from:text", "reason:text?", "by:text?", "moves:moves?" }

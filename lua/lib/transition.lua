@@ -30,7 +30,8 @@ end
 -- Register a transition that writes.
 --   name       without the prefix roq_
 --   arguments  see lib/arguments.lua; with "request:text" first, a retry has one effect
---   frees      true if it must work on a full server, because it frees memory or keeps leases alive
+--   frees      true if it must work on a full server, because it frees memory, keeps leases alive, or
+--              pauses, resumes or drains
 --   apply      function(run, args) -> reply, a table or JSON text
 function M.define(spec)
   local once = spec.arguments[1] == "request:text"

@@ -1,4 +1,5 @@
--- Records of workers, and the weights that they need (pins).
+-- Records of workers, and the weights that they need (pins). A record is deleted when its worker leaves or its
+-- lease runs out; only the request to drain outlives the lease (lib/leases.lua).
 
 local M = {}
 
