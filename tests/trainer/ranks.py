@@ -18,9 +18,10 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from safetensors.torch import save_file
-from trainer_support import TEMPERATURE, make_batch
+from trainer_support import TEMPERATURE, VOCAB, make_batch
 
 from roq.config import Training
+from roq.limits import Limits
 from roq.types import Batch, BatchGroup
 from roq_trainer import checkpoint, data, loss, parallel, step, weights
 from roq_trainer.cpu import megatron_device
@@ -47,7 +48,9 @@ def cut(batch: Batch, payloads: list[list[data.Trajectory]], training: Training)
     mine = shares[parallel_state.get_data_parallel_rank()]
     groups = [batch.groups[i] for i in mine]
     source = Payloads({g.group: p for g, p in zip(batch.groups, payloads, strict=True)})
-    got = data.fetch(source if parallel.leads_replica() else None, groups)
+    encoded = data.fetch(source if parallel.leads_replica() else None, groups)
+    got, unusable = data.read(groups, encoded, batch.version, Limits(vocab_size=VOCAB))
+    assert unusable == []
     assert source.asked == ([g.group for g in groups] if parallel.leads_replica() else [])
     rewards = [[member.reward for member in group.members] for group in batch.groups]
     scores = loss.advantages(rewards, training.normalize_advantage)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer_support import make_batch
+from trainer_support import VOCAB, make_batch
 
 from roq import Trajectory
 from roq.errors import SequenceTooLong
-from roq_trainer.data import Sample, deal, micro_batches, micro_count
+from roq.limits import Limits
+from roq_trainer.data import Sample, deal, micro_batches, micro_count, read
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 5), st.integers(0, 50), st.integers(1, 6))
@@ -57,6 +59,30 @@ def test_a_replica_without_groups_runs_fillers() -> None:
     cut = micro_batches([], 2, version=0, max_seq_tokens=8)
     assert [float(m.valid.sum()) for m in cut] == [0.0, 0.0]
     assert all(len(m.targets) == 1 for m in cut)
+
+
+def test_what_cannot_be_trained_is_told_by_group_and_member() -> None:
+    batch, payloads = make_batch(groups=2, size=3)
+    encoded = [t.encode() for members in payloads for t in members]
+    limits = Limits(vocab_size=VOCAB, max_seq_tokens=64)
+    read_back, unusable = read(batch.groups, encoded, batch.version, limits)
+    assert read_back == payloads
+    assert unusable == []
+
+    def found(encoded: list[bytes], version: int = batch.version, limits: Limits = limits) -> set[int]:
+        _, unusable = read(batch.groups, encoded, version, limits)
+        return {(bad.group - 1) * 3 + bad.member - 1 for bad in unusable}
+
+    for place, wrong in ((0, b"junk"), (2, b""), (4, encoded[3]), (5, encoded[0])):
+        assert found([*encoded[:place], wrong, *encoded[place + 1 :]]) == {place}
+    nan = msgspec.msgpack.decode(encoded[1])
+    nan["logprobs"] = b"\xff" * len(nan["logprobs"])
+    assert found([encoded[0], msgspec.msgpack.encode(nan), *encoded[2:]]) == {1}
+    assert found(encoded, version=batch.version - 1) == set(range(6))  # of a version that does not exist yet
+    flat = [t for members in payloads for t in members]
+    for largest in (5, VOCAB - 1):
+        expected = {i for i, t in enumerate(flat) if max([*t.prompt, *t.tokens]) >= largest}
+        assert found(encoded, limits=Limits(vocab_size=largest)) == expected
 
 
 def test_a_sequence_that_is_too_long_is_refused_by_name() -> None:

@@ -21,12 +21,14 @@ import pytest
 from player import playing
 from trainer_support import TEMPERATURE, environment, read_tensorboard, read_wandb
 
-from roq import Job, Scheduler
+from roq import Job, Scheduler, Trajectory
 from roq.job.stored import create_run
 from roq.processes import start_mark
+from roq.protocol.keys import keys_of
 from roq.run.up import trainer_command
 from roq.weights import fetch
 from roq.weights.safetensors import check_weights
+from tests.protocol.play import by_hand, direct
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -164,6 +166,49 @@ def test_trains_to_the_end(prepare, ranks: dict[str, int], kind: str) -> None:
     assert len(kept) <= 2  # the newest, and one that the worker may still have pinned
     assert Path(setup.job.model.path).is_dir()
     assert (newest / "model.safetensors").stat().st_mode & 0o044, "workers that are other users read it too"
+
+
+def poison(sched: Scheduler) -> dict[int, str]:
+    """Hand in two batches of which five groups cannot be trained, by FCALL; what is wrong with each."""
+    claims = sched.reserve("stranger", 0, 24).reservations
+    good = Trajectory([1, 2], [3, 4], [-1.0, -1.0], [(0, 2)], 0.5)
+    long = 17
+    payloads = {
+        1: Trajectory([1, 2], [3, 96], [-1.0, -1.0], [(0, 2)], 0.5),
+        2: Trajectory([1, 500], [3, 4], [-1.0, -1.0], [(0, 2)], 0.5),
+        4: Trajectory([1, 2], [3] * long, [-1.0] * long, [(0, long)], 0.5),
+    }
+    for claim in claims:
+        payload = payloads.get(claim.group, good) if claim.member == 3 else good
+        data = b"\x80" * 200 if (claim.group, claim.member) == (5, 3) else payload.encode()
+        values = (payload.reward, len(payload), 0, 0, data)
+        by_hand(sched, "complete", "", claim.group, claim.member, claim.token, claim.worker, *values)
+    with direct(sched) as client:  # the library refuses such a reward: into the record, as a worker may
+        groups = keys_of(sched.run)["groups"]
+        record = client.hget(groups, "3").decode()
+        client.hset(groups, "3", record.replace('"reward":"0.5"', '"reward":"1.7e308"'))
+    return {1: "token id 96 ", 2: "token id 500 ", 3: "reward", 4: "max_tokens = 16", 5: "not an encoded"}
+
+
+@pytest.mark.parametrize("ranks", [{}, {"tensor_parallel": 2}, {"data_parallel": 2}])
+def test_what_cannot_be_trained_leaves_the_batch(prepare, ranks: dict[str, int]) -> None:
+    """A worker with another tokenizer, or worse: named and replaced, and the run goes on in one start."""
+    setup = prepare(protocol={"total_steps": 3}, kind="qwen3-tied", **ranks)
+    with setup.connect() as sched:
+        wrong = poison(sched)
+        trainer = setup.start()
+        with playing(setup.connect):
+            assert trainer.wait(90) == 0, setup.log()
+        status = sched.status()
+        assert sched.verify() == []
+        assert sched.audit().problems == []
+    assert (status.version, status.ended, status.ledger.trained) == (3, True, 9)
+    assert status.ledger.balanced
+    for group, reason in wrong.items():
+        (line,) = [line for line in setup.log().splitlines() if f"group {group} of batch" in line][:1]
+        assert "by worker stranger: " in line
+        assert reason in line
+    assert [line["step"] for line in setup.lines()] == [1, 2, 3]
 
 
 def test_ranks_end_with_torchrun(prepare) -> None:

@@ -10,18 +10,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from roq.errors import SequenceTooLong
+from roq.errors import InvalidTrajectory, SequenceTooLong
+from roq.limits import LARGEST_REWARD, Limits
 from roq.trajectory import Trajectory
-from roq.types import Batch, BatchGroup
+from roq.types import Batch, BatchGroup, BatchMember
 from roq_trainer.parallel import broadcast_bytes, model_parallel_group
 
-__all__ = ["MicroBatch", "Sample", "deal", "fetch", "micro_batches", "micro_count"]
+__all__ = ["MicroBatch", "Sample", "Unusable", "deal", "fetch", "micro_batches", "micro_count", "read"]
 
 
 class _Payloads(Protocol):
@@ -35,6 +36,16 @@ class Sample:
     group: int
     trajectory: Trajectory
     advantage: float
+
+
+@dataclass
+class Unusable:
+    """A trajectory that cannot be trained, who made it, and why."""
+
+    group: int
+    member: int
+    worker: str
+    reason: str
 
 
 @dataclass
@@ -83,8 +94,8 @@ def micro_count(batch: Batch, shares: Sequence[Sequence[int]], micro_batch_size:
     return max(-(-sum(len(batch.groups[i].members) for i in share) // micro_batch_size) for share in shares)
 
 
-def fetch(source: _Payloads | None, groups: Sequence[BatchGroup]) -> list[list[Trajectory]]:
-    """The trajectories of ``groups``; ``source`` is None except on the first rank of a replica.
+def fetch(source: _Payloads | None, groups: Sequence[BatchGroup]) -> list[bytes | memoryview]:
+    """The encoded trajectories of ``groups``; ``source`` is None except on the first rank of a replica.
 
     Raises:
         RoqError: raised by the scheduler, on the fetching rank.
@@ -93,8 +104,57 @@ def fetch(source: _Payloads | None, groups: Sequence[BatchGroup]) -> list[list[T
     group = model_parallel_group()
     if group is not None:
         encoded = _broadcast_all(encoded, sum(len(group.members) for group in groups), group)
-    trajectories = map(Trajectory.decode, encoded)
-    return [list(islice(trajectories, len(group.members))) for group in groups]
+    return list(encoded)
+
+
+def read(
+    groups: Sequence[BatchGroup], encoded: Sequence[bytes | memoryview], version: int, limits: Limits
+) -> tuple[list[list[Trajectory]], list[Unusable]]:
+    """Decode and check the trajectories of ``groups``, as :func:`fetch` returned them.
+
+    Args:
+        version: of the batch. limits: what the model and the job allow.
+
+    Returns:
+        the trajectories of each group, and those that cannot be trained: their groups must not be.
+    """
+    payloads = iter(encoded)
+    trajectories: list[list[Trajectory]] = []
+    unusable: list[Unusable] = []
+    for group in groups:
+        trajectories.append([])
+        for member in group.members:
+            try:
+                trajectory = Trajectory.decode(next(payloads))
+                _check(trajectory, member, version, limits)
+                trajectories[-1].append(trajectory)
+            except InvalidTrajectory as error:
+                unusable.append(Unusable(group.group, member.member, member.worker, str(error)))
+    return trajectories, unusable
+
+
+def _check(trajectory: Trajectory, member: BatchMember, version: int, limits: Limits) -> None:
+    """Check what decoding does not: the values, the record that the advantages come from, and the limits.
+
+    Raises:
+        InvalidTrajectory: names the first thing that is wrong.
+    """
+    for column in (trajectory.prompt, trajectory.tokens, trajectory.logprobs):
+        column.check()
+    for what, value, recorded in (
+        ("reward", trajectory.reward, member.reward),
+        ("number of tokens", len(trajectory.tokens), member.tokens),
+        ("oldest version", trajectory.oldest_version, member.v_traj),
+    ):
+        if value != recorded:
+            raise InvalidTrajectory(f"its {what} is {value}, but {recorded} was recorded")
+    if (trajectory.newest_version or 0) > version:
+        raise InvalidTrajectory(f"it has tokens of version {trajectory.newest_version}, newer than {version}")
+    if member.advantage is not None and not abs(member.advantage) <= LARGEST_REWARD:
+        raise InvalidTrajectory(f"its advantage is {member.advantage}")
+    problem = limits.problem(trajectory)
+    if problem is not None:
+        raise InvalidTrajectory(problem)
 
 
 def _broadcast_all(

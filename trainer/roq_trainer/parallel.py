@@ -156,6 +156,13 @@ def on_rank0(function: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
+def on_any_rank(found: bool) -> bool:
+    """Whether something was found on any rank; every rank calls it."""
+    flag = torch.tensor(int(found), device=device())
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag.item())
+
+
 def world_sum(sums: Sums) -> Sums:
     """The sums over all ranks, on the CPU."""
     total = sums.stack().to(device())

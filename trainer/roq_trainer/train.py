@@ -23,6 +23,7 @@ import math
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -31,11 +32,13 @@ from megatron.core import parallel_state
 
 from roq import Scheduler
 from roq.client.connect import own_address
-from roq.errors import ConfigError, Diverged
+from roq.errors import ConfigError, Diverged, Fenced, InvalidTrajectory
 from roq.job.checks import check_lengths
 from roq.job.model_folder import find_model
 from roq.job.stored import read_job
+from roq.limits import Limits
 from roq.processes import make_run_folder, unique_name
+from roq.types import Batch
 from roq.weights import FolderStore, ObjectStore, weight_store
 from roq.weights.safetensors import check_weights
 from roq_trainer import checkpoint, data, logs, loss, metrics, model, parallel, step, weights
@@ -84,6 +87,12 @@ def train(url: str, run: str, address: str | None = None) -> None:
     source = find_model(job.model.path)
     check_weights(source)
     shape = model.read_shape(source)
+    limits = Limits(
+        vocab_size=shape.vocab,
+        max_prompt_tokens=job.data.max_prompt_tokens,
+        max_tokens=job.rollout.max_tokens,
+        max_seq_tokens=training.max_seq_tokens,
+    )
     store = weight_store(job.run)
     on_rank0(make_run_folder)(Path(job.run.dir))
     on_rank0(store.probe)()
@@ -162,7 +171,13 @@ def train(url: str, run: str, address: str | None = None) -> None:
         shares = data.deal(batch, training.data_parallel)
         mine = shares[parallel_state.get_data_parallel_rank()]
         groups = [batch.groups[i] for i in mine]
-        payloads = data.fetch(sched if parallel.leads_replica() else None, groups)
+        encoded = data.fetch(sched if parallel.leads_replica() else None, groups)
+        payloads, unusable = data.read(groups, encoded, batch.version, limits)
+        if unusable and parallel.leads_replica():
+            reject(sched, batch, unusable)
+        if parallel.on_any_rank(bool(unusable)):  # after all of them are out: it is taken again, amended
+            waiter.started()
+            continue
         scores = loss.batch_advantages(batch, training.normalize_advantage)
         samples = [
             data.Sample(group.group, trajectory, score)
@@ -270,6 +285,27 @@ def resume_point(sched: Scheduler, checkpoints: Path) -> str | None:
             status.version, newest, path or "the base model",
         )  # fmt: skip
     return str(path) if path else None
+
+
+def reject(sched: Scheduler, batch: Batch, unusable: list[data.Unusable]) -> None:
+    """Take the groups of trajectories that cannot be trained out of the batch, with a line for each.
+
+    Raises:
+        InvalidTrajectory: the batch was trained before, so its groups cannot be replaced any more.
+    """
+    reasons: dict[int, str] = {}
+    for bad in unusable:
+        text = f"member {bad.member} by worker {bad.worker}: {bad.reason}"
+        if batch.replay:
+            raise InvalidTrajectory(
+                f"group {bad.group} of batch {batch.version}, {text}. The batch was trained before, so it "
+                "was changed in Redis since; start the trainer from a checkpoint that covers it"
+            )
+        reasons.setdefault(bad.group, text)
+        log.warning("group %d of batch %d cannot be trained: %s", bad.group, batch.version, text)
+    for group, reason in reasons.items():
+        with suppress(Fenced):  # an operator was faster
+            sched.reject(group, reason)
 
 
 def bytes_are_short(sched: Scheduler) -> bool:
