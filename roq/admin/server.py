@@ -16,7 +16,8 @@ from redis.cluster import RedisCluster
 
 from roq.admin.finding import Finding, fail, ok, warn
 from roq.client.connect import connect, masked, sentinels_of, tls_trouble
-from roq.errors import ConfigError, NotAllowed, ServerUnavailable, UnsuitableServer
+from roq.client.failures import lacks_command, translate
+from roq.errors import ConfigError, NotAllowed, RoqError, ServerUnavailable, UnsuitableServer
 
 __all__ = [
     "OLDEST",
@@ -73,6 +74,7 @@ def wait_for_server(url: str, timeout_s: float = 60.0, log: Callable[[str], None
 
     Raises:
         ConfigError: the URL is wrong, or the server refuses its user or password.
+        UnsuitableServer: it lacks a command that roq needs.
         ServerUnavailable: it was unreachable for ``timeout_s``.
     """
     begun, next_log = time.monotonic(), 0.0
@@ -87,8 +89,12 @@ def wait_for_server(url: str, timeout_s: float = 60.0, log: Callable[[str], None
         except exceptions.ResponseError as error:
             if "NOAUTH" in str(error) or "WRONGPASS" in str(error):
                 raise ConfigError(f"the server at {masked(url)} refuses the login: {error}") from None
+            if lacks_command(error):
+                raise translate(error, url) from None
             reason = str(error)
         except AWAY as error:
+            if lacks_command(error):
+                raise translate(error, url) from None
             if why := tls_trouble(error):
                 raise ConfigError(f"no connection to the server at {masked(url)}: {why}") from None
             reason = str(error)
@@ -110,7 +116,7 @@ def check_server(url: str) -> list[str]:
     """Check that a run is safe on the server: its version, eviction and durability. Returns the warnings.
 
     Raises:
-        UnsuitableServer: too old for function libraries, or it may evict a run's keys.
+        UnsuitableServer: too old for function libraries, or it lacks a command, or it may evict a run's keys.
         ServerUnavailable: it does not answer (see :func:`wait_for_server`).
         NotAllowed: the user may not call INFO.
     """
@@ -192,8 +198,10 @@ def server_rss(url: str) -> int | None:
             return None
 
 
-def _not_redis(url: str, error: Exception) -> UnsuitableServer:
-    """The error for a server that does not speak the Redis protocol."""
+def _not_redis(url: str, error: Exception) -> RoqError:
+    """The error for a server that does not speak the Redis protocol, or lacks a command."""
+    if lacks_command(error):
+        return translate(error, url)
     reply = " ".join(str(error).split())[:200]
     return UnsuitableServer(
         f"the server at {masked(url)} does not speak the Redis protocol, or rejects commands: {reply}; "

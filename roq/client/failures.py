@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import traceback
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ __all__ = [
     "first_failure",
     "is_misled",
     "is_transient",
+    "lacks_command",
     "lost_node",
     "replace_library",
     "retry_policy",
@@ -66,6 +68,12 @@ _TRANSIENT = (
 # Also transient: someone else's script runs too long, the disk is full.
 _TRANSIENT_CODES = (*_MISLED_CODES, "BUSY ", "MISCONF ", "OOM ")
 FAILURES = (rx.RedisError, rx.RedisClusterException)  # the latter is not a RedisError
+# Replies of servers and proxies that will never know a command, such as Redis 6, Envoy and Upstash.
+_LACKS = re.compile(
+    "unknown (sub)?command|unsupported command|command is not (available|supported|allowed)"
+    "|cluster support disabled|cluster mode is not enabled",
+    re.IGNORECASE,
+)
 LIBRARY_MISSING = "unction not found"  # the start of this text differs between servers
 # Errors of a command inside a function that the caller's rules forbid: Redis, Valkey.
 _INNER_REFUSALS = ("The user executing the script can't", "ACL failure in script")
@@ -87,7 +95,14 @@ def is_transient(error: BaseException) -> bool:
     """True if the same call may succeed later."""
     if isinstance(error, rx.AuthenticationError | rx.AuthorizationError) or tls_trouble(error):
         return False
+    if lacks_command(error):
+        return False
     return isinstance(error, _TRANSIENT) or str(error).startswith(_TRANSIENT_CODES)
+
+
+def lacks_command(error: BaseException) -> bool:
+    """True if the server, or a proxy before it, does not know a command that roq needs."""
+    return not is_refusal(str(error)) and _LACKS.search(str(error)) is not None
 
 
 def is_misled(error: BaseException) -> bool:
@@ -114,6 +129,14 @@ def translate(error: Exception, url: str, roles: Sequence[str] = ROLES) -> RoqEr
         return refusal(message)
     if why := tls_trouble(error):
         return ConfigError(f"no connection to Redis at {url}: {why}")
+    if lacks_command(error):
+        return UnsuitableServer(
+            f"Redis at {url} can never work: {message.strip()}; roq needs Redis 7.0, Valkey 7.2 or newer, "
+            "with functions (FCALL), INFO and HELLO, and for redis+cluster:// a cluster: not this server, "
+            "service or proxy"
+        )
+    if isinstance(error, rx.MovedError | rx.AskError):
+        return ConfigError(f"Redis at {url} is a node of a cluster; start its URL with redis+cluster://")
     if is_transient(error):
         return ServerUnavailable(f"Redis at {url} is unreachable: {message}")
     if isinstance(error, rx.NoPermissionError):

@@ -45,6 +45,9 @@ def examine(url: str | None, run: str | None, job: Job | None) -> Iterator[Findi
             return
         status: Status | None = None
         with one_client(url) as client:
+            if (line := server.lacking(client, url)) is not None:
+                yield line
+                return
             info = server.server_info(client)
             yield version(url, info)
             loaded, allowed = server.probe(client)

@@ -13,7 +13,7 @@ from redis import exceptions
 from roq.admin.acl import written_commands
 from roq.admin.finding import Finding, fail, ok, warn
 from roq.admin.server import version_of
-from roq.client.failures import LIBRARY_MISSING
+from roq.client.failures import LIBRARY_MISSING, lacks_command, translate
 from roq.config import Job
 from roq.job.memory import run_bytes
 from roq.protocol import functions as f
@@ -24,6 +24,7 @@ from roq.types import Status
 
 __all__ = [
     "clock",
+    "lacking",
     "loaded_library",
     "memory",
     "probe",
@@ -42,6 +43,24 @@ def server_info(client: Any) -> dict[str, Any]:
         return client.info()
     except exceptions.RedisError:
         return {}
+
+
+def lacking(client: Any, url: str) -> Finding | None:
+    """Find out whether the server, or a proxy before it, lacks a command without which no run works."""
+    version = f"roq_{f.VERSION.name}"
+    try:
+        for command in (("INFO", "server"), ("FCALL_RO", version, 0), ("FCALL", version, 0)):
+            try:
+                client.execute_command(*command)
+            except exceptions.ResponseError as error:
+                if LIBRARY_MISSING in str(error):
+                    client.execute_command("FUNCTION", "LIST")
+                elif lacks_command(error):
+                    raise
+    except exceptions.RedisError as error:
+        if lacks_command(error):
+            return fail("server", str(translate(error, url)))
+    return None
 
 
 def probe(client: Any) -> tuple[str | None, set[str]]:
