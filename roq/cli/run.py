@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import click
+import msgspec
 
 from roq.admin.server import check_server, masked, wait_for_server
 from roq.cli.common import (
@@ -30,6 +31,7 @@ from roq.observe.display import Display
 from roq.observe.summary import Summary, summary_lines
 from roq.run.up import down as stop_everything
 from roq.run.up import up as run_up
+from roq.weights import is_url
 
 __all__ = ["COMMANDS"]
 
@@ -83,14 +85,18 @@ def down(config: Path) -> None:
 @click.command()
 @config_argument
 @redis_option
+@click.option("--weights", metavar="PATH", help="Location of the weights if the job does not name one.")
 @wait_option
 @as_json
-def init(config: Path, url: str | None, wait: float, json_: bool) -> None:
+def init(config: Path, url: str | None, weights: str | None, wait: float, json_: bool) -> None:
     """Create a run on a server, without starting processes.
 
     Then start workers and a trainer on any host. Creating a run again with the same job changes nothing.
     """
     job = load_job(config)
+    if weights is not None and job.run.weights is None:
+        place = weights if is_url(weights) else str(Path(weights).absolute())
+        job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, weights=place))
     url = url or job.redis.url
     if url is None:
         raise ConfigError(

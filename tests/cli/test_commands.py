@@ -175,6 +175,18 @@ def test_init_twice(job: Callable[..., Path], url: str, roq: Roq) -> None:
     assert "already exists" in roq("init", file).stdout
 
 
+def test_init_places_weights_that_the_job_does_not_place(
+    url: str, job: Callable[..., Path], roq: Roq, tmp_path: Path
+) -> None:
+    for name, own, expected in (("a", None, "there/a"), ("b", "mine", "mine")):
+        changes = {} if own is None else {"run__weights": str(tmp_path / own)}
+        file = job(redis__url=url, run__name=name, **changes)
+        for _ in range(2):  # again changes nothing
+            read(roq("init", file, "--weights", tmp_path / "there" / "a", "--json"))
+        with Scheduler(url, name) as sched:
+            assert json.loads(sched.settings()["run.weights"]) == str(tmp_path / expected)
+
+
 def test_a_server_that_is_away_is_waited_for(folder: Path, roq: Roq) -> None:
     server = EmbeddedServer(folder / "server")
     away = roq("verify", "--redis", server.url, "--run", "demo", "--wait", "0.3")

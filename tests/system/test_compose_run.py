@@ -195,4 +195,12 @@ def hardened(stack: Stack) -> None:
         for forbidden in ("flushall", "eval 'return 1' 0", "config get dir", "set x 1", "keys *"):
             login = f"REDISCLI_AUTH={password} redis-cli --user roq-{role} {forbidden}"
             assert "NOPERM" in stack("exec", "-T", "redis", "sh", "-c", login), (role, forbidden)
-    stack.say("hardened: users, roots, ports, passwords, rights")
+    for path in ("/srv/roq/weights/x", "/srv/roq/weights/gcd/x", "/srv/roq/models/x"):
+        tried = stack("exec", "-T", "worker", "sh", "-c", f"touch {path} 2>&1 || echo refused", check=False)
+        assert "refused" in tried, path
+    seen = stack(
+        "exec", "-T", "worker", "sh", "-c", "find / -name 'step_*' -o -name checkpoints 2>/dev/null || true"
+    )
+    assert "checkpoints" not in seen, seen
+    assert "step_" not in seen, seen
+    stack.say("hardened: users, roots, ports, passwords, rights, weights, checkpoints")

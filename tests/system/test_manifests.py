@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def mounts(service: dict[str, Any]) -> dict[str, str]:
 def test_compose_runs_the_demo_job_by_default() -> None:
     services = compose(None)["services"]
     assert set(services) == SERVICES["cpu"]
-    assert services["init"]["command"] == ["init", "jobs/gcd.toml"]
+    assert services["init"]["command"] == ["init", "jobs/gcd.toml", "--weights", "weights/gcd"]
     job = load_job(ROOT / "examples" / "gcd.toml")
     assert services["worker"]["environment"]["ROQ_RUN"] == job.run.name
     # relative to the job's folder, jobs/
@@ -123,6 +124,50 @@ def test_compose_gives_a_service_its_own_password_only(project: tuple[str, dict[
             assert f"username=roq-{role}&" in service["environment"]["ROQ_REDIS"], name
         elif name not in ("secrets", "redis"):
             assert not secrets, name
+
+
+def writable(service: dict[str, Any]) -> dict[str, str]:
+    """{volume: path} of what a service may write."""
+    found: dict[str, str] = {}
+    for mount in service.get("volumes", []):
+        if isinstance(mount, str):  # compose v1
+            source, target, *mode = mount.split(":")
+            read_only = "ro" in mode[0].split(",") if mode else False
+        else:
+            source, target, read_only = (
+                mount.get("source", ""),
+                mount["target"],
+                mount.get("read_only", False),
+            )
+        if not read_only:
+            found[source] = target
+    return found
+
+
+def test_compose_lets_nobody_but_the_trainer_write_weights_or_see_checkpoints(
+    project: tuple[str, dict[str, Any]],
+) -> None:
+    """Checkpoints are pickles: whoever writes them runs code in the trainer."""
+    everyone = compose("cpu,gpu,observe,cli")["services"] | project[1]["services"]
+    trainers = {name for name in everyone if name.startswith("trainer")}
+    assert trainers
+    caches: dict[str, set[str]] = {}
+    for name, service in everyone.items():
+        role = name.removesuffix("-gpu")
+        for volume in writable(service):
+            caches.setdefault(volume, set()).add(role)
+        if name in trainers:
+            assert writable(service)["runs"] == "/srv/roq/runs"
+            assert writable(service)["weights"] == "/srv/roq/weights"
+        else:
+            assert "runs" not in mounts(service).values(), f"{name} has the trainer's checkpoints"
+            assert "weights" not in writable(service), name
+    for volume in ("worker-cache", "trainer-cache", "worker-logs"):
+        assert caches[volume] == {volume.partition("-")[0]}, volume
+    shared = {v for v, roles in caches.items() if len(roles) > 1 and not v.startswith("secret-")}
+    assert not shared, "written by several roles"
+    for worker in (everyone[name] for name in everyone if name.startswith("worker")):
+        assert mounts(worker)["/srv/roq/weights"] == "weights"
 
 
 def test_compose_restarts_failures_and_lets_work_be_handed_back(project: tuple[str, dict[str, Any]]) -> None:
@@ -263,6 +308,28 @@ def test_kubernetes_pods_are_locked_down_and_whole(o: dict[str, Any]) -> None:
             named("ConfigMap", volume["configMap"]["name"])
         if "persistentVolumeClaim" in volume:
             named("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+
+
+def test_kubernetes_lets_nobody_but_the_trainer_write_weights_or_see_checkpoints() -> None:
+    job = tomllib.loads(named("ConfigMap", "roq-job")["data"]["job.toml"])
+    assert job["run"]["dir"].startswith("/runs/")
+    assert job["run"]["weights"].startswith("/weights/")
+    for o in PODS:
+        name = o["metadata"]["name"]
+        volumes = {volume["name"]: volume for volume in o["spec"]["template"]["spec"].get("volumes", [])}
+        for container in containers(o):
+            for mount in container["volumeMounts"]:
+                claim = volumes.get(mount["name"], {}).get("persistentVolumeClaim")
+                if claim is None:
+                    continue  # an emptyDir or a secret: the pod's own
+                if claim["claimName"] == "roq-runs":
+                    assert name == "roq-trainer", f"{name} has the trainer's checkpoints"
+                elif name != "roq-trainer":
+                    assert mount.get("readOnly") is True, name
+                    assert claim.get("readOnly") is True, name
+    (worker,) = containers(named("Deployment", "roq-worker"))
+    paths = {mount["mountPath"]: mount["name"] for mount in worker["volumeMounts"]}
+    assert (paths["/weights"], paths["/runs"]) == ("weights", "logs")
 
 
 def test_kubernetes_redis_is_the_compose_file_s() -> None:
