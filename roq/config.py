@@ -20,6 +20,7 @@ from msgspec import Meta
 from roq.errors import ConfigError
 
 __all__ = [
+    "CHANGEABLE",
     "Data",
     "Job",
     "Logging",
@@ -367,6 +368,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     redis: Server = Server()
     logging: Logging = Logging()
 
+
+CHANGEABLE = frozenset(
+    [
+        *(f"protocol.{key}" for key in ("epochs", "total_steps")),  # only up
+        *(f"protocol.{key}" for key in ("stuck_timeout_s", "max_inflight", "max_payload_bytes", "event_log")),
+        "protocol.pause_after_failures",
+        *(f"reward.{key}" for key in ("timeout_s", "processes")),
+        *(f"rollout.{key}" for key in ("workers", "max_concurrency", "partial_rollout", "kv_on_swap")),
+        *(f"rollout.{key}" for key in ("save_prefix_every_s", "shutdown_s", "engine")),
+        *(f"trainer.{key}" for key in Training.__struct_fields__),
+        *(f"logging.{key}" for key in Logging.__struct_fields__),
+    ]
+)
+"""The keys that may differ between two starts of a run: each concerns one process alone, or is a limit that
+the library looks up in every call. All others define the run's data or protocol. ``redis.url`` is not part of
+the run."""
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "run": Run,

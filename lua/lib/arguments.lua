@@ -7,7 +7,8 @@ M.LARGEST_REWARD = 1e9 -- of an advantage too (roq/limits.py)
 local MOST_TEXT = 65536
 local NAME = "^[%w][%w%._%-]*$"
 
-local function whole(value)
+-- A whole number from 0 to 2^53, or nil.
+function M.whole(value)
   local number = tonumber(value)
   if number and number >= 0 and number == math.floor(number) and number < 2 ^ 53 then
     return number + 0 -- never -0
@@ -51,10 +52,10 @@ local kinds = {
   bytes = function(value)
     return value
   end,
-  integer = whole,
+  integer = M.whole,
   -- An integer, or "" for none, which reads as -1.
   optional = function(value)
-    return value == "" and -1 or whole(value)
+    return value == "" and -1 or M.whole(value)
   end,
   float = M.float,
   -- A worker, trainer or client: part of sorted-set members, so without blanks.

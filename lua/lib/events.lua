@@ -15,6 +15,8 @@ local declared = {
   ended = { "reason:text" },
   -- a run that had ended continues: prompts were put back, or there are more steps or epochs
   reopened = { "reason:text?", "by:text?" },
+  -- settings were changed between two starts: "name: old -> new; ..."
+  configured = { "changes:text", "by:text?" },
   -- no new prompts are admitted
   paused = { "reason:text?", "by:text?" },
   -- new prompts are admitted again

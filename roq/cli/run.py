@@ -110,7 +110,7 @@ def init(config: Path, url: str | None, weights: str | None, wait: float, json_:
     wait_for_server(url, wait, notice)
     warnings = [*([short] if short else []), *check_server(url)]
     with Scheduler(url, job.run.name, retry_s=wait) as scheduler:
-        new = create_run(scheduler, job, prompts)
+        new = create_run(scheduler, job, prompts, notice)
     for warning in warnings:
         notice(f"warning: {warning}")
     if json_:

@@ -73,6 +73,9 @@ class AsyncScheduler:
     async def settings(self) -> dict[str, str]:
         return await self._driver.run(self._operations.settings())
 
+    async def configure(self, changes: Mapping[str, str]) -> int:
+        return await self._driver.run(self._operations.configure(changes))
+
     async def pause(self, reason: str = "by hand") -> None:
         await self._driver.run(self._operations.pause(reason))
 

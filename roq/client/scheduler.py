@@ -121,6 +121,21 @@ class Scheduler:
         """The further settings stored at creation."""
         return self._driver.run(self._operations.settings())
 
+    def configure(self, changes: Mapping[str, str]) -> int:
+        """Change settings of the run; processes read them when they start. Returns how many were different.
+
+        The event records the old and the new values and the user. A run that had ended continues if it has
+        more steps or epochs now.
+
+        Args:
+            changes: stored text by name, such as ``{"trainer.lr": "1e-06", "total_steps": "40"}``; "" takes a
+                value away.
+
+        Raises:
+            ConfigMismatch: one of them defines the run and cannot be changed.
+        """
+        return self._driver.run(self._operations.configure(changes))
+
     def pause(self, reason: str = "by hand") -> None:
         """Stop admitting new prompts; work in flight continues. The event records the reason and the user."""
         self._driver.run(self._operations.pause(reason))

@@ -423,5 +423,6 @@ class Replay:
         "returned": _returned,
         "publish": _publish,
         "checkpointed": None,
+        "configured": None,
     }
     """Handlers by event; None for no effect. A test compares the names with those the library declares."""

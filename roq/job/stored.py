@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
 from roq.client import Scheduler
 from roq.client.async_scheduler import AsyncScheduler
-from roq.config import Job
-from roq.errors import UnknownRun
+from roq.client.operations import config_fields
+from roq.config import CHANGEABLE, Job
+from roq.errors import ConfigMismatch, UnknownRun
 from roq.job.model_folder import vocab_size
 from roq.job.prompts import Prompts, load_prompts
 
@@ -37,8 +39,15 @@ def _settings(job: Job, prompts: Prompts) -> dict[str, str]:
     return {name: value for name, value in settings.items() if not name.startswith("redis.")}
 
 
-def create_run(sched: Scheduler, job: Job, prompts: Prompts | None = None) -> bool:
+def create_run(
+    sched: Scheduler,
+    job: Job,
+    prompts: Prompts | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> bool:
     """Create the run of a job, or confirm that it exists with the same job; returns True if it is new.
+
+    Keys that may change between starts (:data:`roq.config.CHANGEABLE`) are changed; ``say`` gets a line.
 
     Raises:
         ConfigError: the prompts cannot be loaded.
@@ -48,7 +57,39 @@ def create_run(sched: Scheduler, job: Job, prompts: Prompts | None = None) -> bo
     protocol = job.protocol
     if protocol.prompts is None:
         protocol = msgspec.structs.replace(protocol, prompts=len(prompts))
-    return sched.create(protocol, settings=_settings(job, prompts), weights=job.model.path)
+    settings = _settings(job, prompts)
+    try:
+        return sched.create(protocol, settings=settings, weights=job.model.path)
+    except ConfigMismatch:
+        stored = config_fields(sched.config()) | sched.settings()
+        wanted = config_fields(protocol.checked()) | settings
+        different = sorted(name for name in stored | wanted if stored.get(name) != wanted.get(name))
+        if not different:  # of another revision of the library
+            raise
+    fixed = [name for name in different if _key(name) not in CHANGEABLE]
+
+    def shown(names: list[str], verb: str) -> str:
+        return "; ".join(
+            f"{_key(name)} (run: {stored.get(name, 'unset')}, {verb}: {wanted.get(name, 'unset')})"
+            for name in names
+        )
+
+    if fixed:
+        raise ConfigMismatch(
+            f"the run exists with another configuration: {shown(fixed, 'given')}. These define its data or "
+            "protocol: set them back, or create a new run under another [run] name and dir. What may change "
+            "between starts is marked in docs/configuration.md (trainer.*, logging.*, rollout.workers, …)"
+        )
+    sched.configure({name: wanted.get(name, "") for name in different})
+    say(f"changed for what starts from now on: {shown(different, 'now')}")
+    return False
+
+
+def _key(name: str) -> str:
+    """The key of the job file that is stored under a name."""
+    if "." in name:
+        return name
+    return f"protocol.{name.removesuffix('_ms') + '_s' if name.endswith('_ms') else name}"
 
 
 def _job(protocol: object, settings: dict[str, str]) -> Job:

@@ -39,6 +39,7 @@ class Function(msgspec.Struct, frozen=True):
 
 
 CREATE = Function("create", ("admin",))
+CONFIGURE = Function("configure", ("admin",))
 RESERVE = Function("reserve", ("worker",), once=True)
 RENEW = Function("renew", ("worker",))
 COMPLETE = Function("complete", ("worker",), once=True)

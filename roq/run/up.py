@@ -112,7 +112,7 @@ def up(
         try:
             display.say("creating the run")
             with Scheduler(url, job.run.name, retry_s=10.0) as scheduler:
-                create_run(scheduler, job, prompts)
+                create_run(scheduler, job, prompts, display.say)
                 protocol = scheduler.config()
                 if scheduler.status().failing:
                     display.say("the run was paused because attempts failed; admitting prompts again")

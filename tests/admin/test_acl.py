@@ -52,6 +52,7 @@ def calls(scheduler: Scheduler) -> dict[str, Callable[[], Any]]:
     post = msgspec.structs.replace(held, member=0)
     return {
         "create": lambda: scheduler.create(CONFIG, weights="w"),
+        "configure": lambda: scheduler.configure({}),
         "reserve": lambda: scheduler.reserve("w0", 0, 4),
         "renew": lambda: scheduler.renew("w0", 0, {}),
         "complete": lambda: scheduler.complete(held, trajectory()),

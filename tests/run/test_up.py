@@ -329,3 +329,17 @@ def test_a_run_that_must_end_early_says_so_first(job: Job, folder: Path, start_u
     assert "warning: 8 prompts in batches of 2 are enough for 4 steps" in output
     assert (code, output.splitlines()[-1].partition(":")[0]) == (1, "RunIncomplete"), output
     assert summary(folder)["steps"] == 4
+
+
+def test_a_run_that_has_ended_continues_with_more_steps(
+    job: Job, folder: Path, start_up: Start, roq: Callable[..., Any]
+) -> None:
+    code, output = end(start_up(job()))
+    assert code == 0, output
+    file = job(protocol__total_steps=8, rollout__workers=1)
+    code, output = end(start_up(file))
+    assert code == 0, output
+    assert "protocol.total_steps (run: 6, now: 8)" in output
+    assert "rollout.workers (run: 2, now: 1)" in output
+    whole(folder, 8)
+    assert "total_steps: 6 -> 8" in roq("events", file).stdout

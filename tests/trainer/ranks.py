@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -137,6 +138,10 @@ def checkpoints(training: Training, shape: ModelShape, source: Path, out: Path) 
     found = checkpoint.newest(root)
     assert found is not None
     assert found.name == "step_00000003"
+    halved = msgspec.structs.replace(training, lr=training.lr / 2)
+    optimizer = build_optimizer(model, halved, torch.float32)
+    checkpoint.restore(found, model, optimizer)
+    assert {group["lr"] for group in optimizer.param_groups} == {halved.lr}, "the job's, not the checkpoint's"
     model, optimizer = fresh()
     assert checkpoint.restore(found, model, optimizer) == 3
     for version in range(3, 5):

@@ -39,6 +39,8 @@ filesystem_async._results_queue = queue.Queue()
 
 _NAME = re.compile(r"step_(\d{8})")
 _FILES = "files.json"  # in each checkpoint: file -> [size, CRC-32]
+# Settings of the optimizer that its state holds too: the job's count, they may change between starts.
+_JOB_OWNS = ("lr", "max_lr", "min_lr", "weight_decay", "betas")
 _READERS = 8  # files read at once; zlib releases the GIL
 # Only read where ranks share the optimizer's state, which is on GPUs: not yet run there.
 _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
@@ -200,7 +202,12 @@ def restore(path: Path, model: DistributedDataParallel, optimizer: MegatronOptim
             _state(model, optimizer, loading=True), str(path)
         )
         model.module.load_state_dict(state["model"])
+        settings = [
+            {name: group[name] for name in _JOB_OWNS if name in group} for group in optimizer.param_groups
+        ]
         optimizer.load_state_dict(state["optimizer"])
+        for group, own in zip(optimizer.param_groups, settings, strict=True):
+            group.update(own)
         return int(state["step"])
     except Exception as error:  # what Megatron and torch raise shares no base class
         why = f"{type(error).__name__}: {one_line(error)[:300]}"

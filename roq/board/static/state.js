@@ -214,6 +214,7 @@ export const handlers = {
   ended(state, { reason }) {
     state.ended = reason ?? "ended";
   },
+  configured() {},
   reopened(state) {
     state.ended = null;
   },

@@ -74,6 +74,7 @@ export const sentences = {
   paused: () => "paused",
   resumed: () => "resumed",
   ended: (e) => `the run has ended: ${String(e.reason).replaceAll("_", " ")}`,
+  configured: (e) => `settings changed: ${e.changes}`,
   reopened: (e) => `the run continues: ${e.reason}`,
   gap: (e) => `${e.missing ?? "some"} events are missing here`,
 };

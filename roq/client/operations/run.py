@@ -32,6 +32,10 @@ class _Created(msgspec.Struct):
     created: bool
 
 
+class _Configured(msgspec.Struct):
+    changed: int
+
+
 class _Drained(msgspec.Struct):
     claims: int
 
@@ -64,6 +68,10 @@ class RunOperations(Steps):
     def settings(self) -> Operation[dict[str, str]]:
         fields = yield from self._fields()
         return {name: value for name, value in fields.items() if "." in name}
+
+    def configure(self, changes: Mapping[str, str]) -> Operation[int]:
+        text = as_json("changes", dict(sorted(changes.items())), _SETTINGS)
+        return (yield from self._ask(f.CONFIGURE, _Configured, text, self.by)).changed
 
     def pause(self, reason: str) -> Operation[None]:
         yield from self._ask(f.PAUSE, dict, reason_text(reason), self.by)
