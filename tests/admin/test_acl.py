@@ -250,7 +250,7 @@ async def test_the_same_of_the_asynchronous_client(server: Server, tmp_path: Pat
     make_users(server, tmp_path)
     server.redis.function_flush("SYNC")
     async with AsyncScheduler(url_of(server, tmp_path, "worker"), "test") as worker:
-        with pytest.raises(UnsuitableServer):
+        with pytest.raises(UnsuitableServer, match="roq library"):
             await worker.status()
         async with AsyncScheduler(url_of(server, tmp_path, "admin"), "test") as admin:
             await admin.create(CONFIG)
@@ -353,7 +353,7 @@ def test_a_role_is_for_its_runs(server: Server, tmp_path: Path) -> None:
             else:
                 with pytest.raises(NotAllowed):
                     admin.create(CONFIG)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="'a b'"):
         rules("worker", ["a b"])
     with pytest.raises(ConfigError, match="boss"):
         rules("boss", ["a"])
@@ -376,7 +376,7 @@ def test_an_aclfile(kind: str, tmp_path: Path) -> None:
     durable = ["--appendonly", "yes", "--appendfsync", "always"]
     server = Server(kind, tmp_path, "--aclfile", str(tmp_path / "users.acl"), *durable)
     try:
-        with Scheduler(server.url, "test") as nobody, pytest.raises(ConfigError):
+        with Scheduler(server.url, "test") as nobody, pytest.raises(ConfigError, match=re.escape(server.url)):
             nobody.status()
         with Scheduler(url_of(server, secrets, "admin"), "test") as admin:
             assert admin.create(CONFIG)
@@ -392,7 +392,7 @@ def test_an_aclfile(kind: str, tmp_path: Path) -> None:
                 board.reserve("w0", 0, 1)
         (secrets / "board").write_text("wrong")
         board = Scheduler(url_of(server, secrets, "board"), "test")
-        with board, pytest.raises(ConfigError) as error:
+        with board, pytest.raises(ConfigError, match="roq-board") as error:
             board.status()
         assert "wrong" not in str(error.value)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -126,7 +127,7 @@ def test_while_the_run_goes_on(server: Server, tmp_path: Path, monkeypatch: pyte
         assert (tries, done.version) == (3, version)
         monkeypatch.setattr(backup, "_TRIES", 2)
         tries = -99
-        with pytest.raises(RoqError):
+        with pytest.raises(RoqError, match=r"\b2\b.*\brun test\b"):
             export_run(server.url, "test", tmp_path / "again.roq")
         monkeypatch.undo()
     assert list(tmp_path.iterdir()) == [tmp_path / "run.roq"]
@@ -140,7 +141,7 @@ def test_while_the_run_goes_on(server: Server, tmp_path: Path, monkeypatch: pyte
 def test_a_run_that_is_there_is_never_touched(run: tuple[Server, Path]) -> None:
     server, file = run
     before = content(server)
-    with pytest.raises(ConfigMismatch):
+    with pytest.raises(ConfigMismatch, match="'test'"):
         import_run(server.url, file)
     assert content(server) == before
     server.redis.delete(*(keys_of("test")[name] for name in KINDS if name != "dead"))
@@ -175,7 +176,7 @@ def test_a_file_that_broke_off(run: tuple[Server, Path], at: int) -> None:
     data = file.read_bytes()
     file.write_bytes(data[: max(0, len(data) * at // 100 - 1)])
     server.empty()
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=re.escape(str(file))):
         import_run(server.url, file)
     assert server.redis.dbsize() == 0
 
@@ -187,11 +188,11 @@ def test_a_file_that_was_changed(run: tuple[Server, Path]) -> None:
     for place in range(10, len(data), max(1, len(data) // 40)):
         data[place] ^= 1
         file.write_bytes(data)
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match=re.escape(str(file))):
             import_run(server.url, file)
         data[place] ^= 1
     file.write_bytes(bytes(data) + struct.pack(">Q", 1) + b"x")
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=re.escape(str(file))):
         import_run(server.url, file)
     assert server.redis.dbsize() == 0
 
@@ -202,7 +203,7 @@ def test_a_file_that_was_changed(run: tuple[Server, Path]) -> None:
 def test_files_of_other_kinds(server: Server, tmp_path: Path, data: bytes) -> None:
     (tmp_path / "file").write_bytes(data)
     for path in (tmp_path / "file", tmp_path / "none", tmp_path):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match=re.escape(str(path))):
             import_run(server.url, path)
     assert server.redis.dbsize() == 0
 
@@ -217,7 +218,7 @@ def test_a_file_of_a_newer_roq(run: tuple[Server, Path], monkeypatch: pytest.Mon
     monkeypatch.undo()
     body = msgspec.msgpack.encode(header)
     file.write_bytes(struct.pack(">Q", len(body)) + body)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="99 0123456789ab"):
         import_run(server.url, file)
 
 
@@ -400,7 +401,7 @@ def test_parts_that_no_run_has(server: Server, frames: list[Any], tmp_path: Path
         for field in fields:
             less = backup_file.Part(key, [item for item in part.items if item[0] != field.encode()])
             file.write_bytes(whole(*(less if frame is part else frame for frame in frames)))
-            with pytest.raises(ConfigError):
+            with pytest.raises(ConfigError, match=rf"made\.roq.*{field}"):
                 import_run(server.url, file)
     assert server.redis.dbsize() == 0
     file.write_bytes(whole(*frames))
@@ -431,5 +432,5 @@ def test_frames_that_no_export_has(server: Server, tmp_path: Path, data: bytes) 
 
 
 def test_a_path_that_cannot_be(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=re.escape(repr(str(tmp_path / "a\0b")))):
         import_run(server.url, tmp_path / "a\0b")

@@ -57,7 +57,7 @@ def test_a_server_that_hides_its_settings(url: str) -> None:
 
 
 def test_a_wrong_password_is_bad_input(url: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"x:\*\*\*@"):
         wait_for_server(url.replace("unix://", "unix://x:secret@"), 5)
 
 

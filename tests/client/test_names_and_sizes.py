@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -43,7 +44,7 @@ def test_names_of_workers_and_trainers(sched: Scheduler, name: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["a b", "a:", "é", "-", "\0", "a" * 33])
 def test_prefixes_of_names(prefix: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=re.escape(repr(prefix))):
         unique_name(prefix)
 
 

@@ -173,7 +173,7 @@ def test_library_version(sched: Scheduler, server: Server) -> None:
     server.redis.execute_command("FUNCTION", "LOAD", "REPLACE", newer)
     with (
         Scheduler(server.url, "test") as client,
-        pytest.raises(UnsuitableServer),
+        pytest.raises(UnsuitableServer, match=f"999 abc.*{version()}"),
     ):
         client.status()
     older = source().replace(version(), "0 abc")

@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -165,19 +166,19 @@ def test_files_that_cannot_be(sched: Scheduler, tmp_path: Path) -> None:
             archive.append(read_events(sched))
     with pytest.raises(ConfigError, match="run other"):
         Archive(file, "other", CONFIG)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=re.escape(str(file))):
         Archive(file, "test", RunConfig(eta=2, batch_size=4))
     with pytest.raises(ConfigError, match=r"events\.jsonl\.gz"):
         Archive(tmp_path / "events.jsonl.gz", "test", CONFIG)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "no" / "events.jsonl"))):
         Archive(tmp_path / "no" / "events.jsonl", "test", CONFIG)
     (tmp_path / "text").write_text('{"id":"1-0","event":"created"}\nhello\n')
     with pytest.raises(ConfigError, match="line 2"):
         list(read_archive(tmp_path / "text"))
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"none\.jsonl"):
         list(read_archive(tmp_path / "none.jsonl"))
     (tmp_path / "broken.gz").write_bytes(gzip.compress(file.read_bytes())[:200])
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"broken\.gz"):
         list(read_archive(tmp_path / "broken.gz"))
 
 

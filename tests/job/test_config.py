@@ -46,7 +46,7 @@ def test_a_configuration_built_in_python_is_checked(sched: Scheduler, bad: dict[
 
 @pytest.mark.parametrize("settings", [{"a.b": None}, {"a.b": {"x": 1}}, {"eta": "7"}])
 def test_settings_are_text_with_a_dot_in_their_names(sched: Scheduler, settings: Any) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=re.escape(repr(next(iter(settings))))):
         sched.create(RunConfig(eta=1, batch_size=2), settings=settings)
     with direct(sched) as client:
         assert not client.exists(keys_of(sched.run)["config"])
@@ -54,7 +54,7 @@ def test_settings_are_text_with_a_dot_in_their_names(sched: Scheduler, settings:
 
 @pytest.mark.parametrize("name", ["a:b\n", "..:x", "a:", ":b", "a.b", "a:b:c", "1a:b", "a b:c", "a:b.c"])
 def test_names_of_functions_that_cannot_be(name: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="post_process"):
         RunConfig(eta=1, batch_size=1, post_process=name).checked()
     with pytest.raises(ValueError, match="module:function"):
         Reward(function=name)
@@ -125,5 +125,5 @@ def test_job_files_that_cannot_be(tmp_path: Path, old: str, new: str) -> None:
 
 
 def test_a_job_file_that_is_no_path() -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"^a.b:"):
         load_job("a\0b")

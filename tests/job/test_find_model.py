@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,9 +40,9 @@ def test_a_folder_is_used_as_it_is(path: str) -> None:
     ],
 )
 def test_what_is_neither_is_refused(path: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=re.escape(f"model.path = {path!r}")):
         is_hub_name(path)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=re.escape(f"model.path = {path!r}")):
         find_model(path)
 
 

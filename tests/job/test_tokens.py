@@ -111,5 +111,5 @@ def test_the_models_tokenizer_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert len(said) == 1, "the hub is not reached: workers check"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "some" / "model").mkdir(parents=True)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"some/model.*cannot be reached"):
         check_prompts_here(job(max_prompt_tokens=3), prompts("too long"), said.append)

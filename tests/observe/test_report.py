@@ -147,7 +147,7 @@ def test_one_definition_of_waiting(tmp_path: Path) -> None:
 
 def test_no_step_no_verdict() -> None:
     assert verdict(Timeline()) == "Too few steps to find this run's bottleneck."
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="batch"):
         write_report(Timeline(), Path("nowhere.html"))
     assert Batch(0, None, 5.0, []).wait_s == 0
 

@@ -106,17 +106,17 @@ def test_drop_closes_the_hole(sched: Scheduler) -> None:
 def test_what_can_be_dropped_and_filtered(sched: Scheduler) -> None:
     run = Named(sched, RunConfig(eta=1, batch_size=1))
     run.admit(0, 2)
-    with pytest.raises(NotReady):
+    with pytest.raises(NotReady, match=rf"group {run.group('A')}\b"):
         sched.filter(run.group("A"), "x")
     run.complete("A")
-    with pytest.raises(NotReady):
+    with pytest.raises(NotReady, match=rf"group {run.group('A')}\b"):
         sched.drop(run.group("A"), "x")
     run.take()
     for call in (sched.drop, sched.filter):
-        with pytest.raises(NotReady):
+        with pytest.raises(NotReady, match=rf"group {run.group('A')}\b"):
             call(run.group("A"), "x")
     sched.drop(run.group("B"), "x")
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match=rf"group {run.group('B')}\b"):
         sched.drop(run.group("B"), "x")
     run.verify()
 
@@ -198,7 +198,7 @@ def test_group_oversampling_cancels_the_rest(sched: Scheduler) -> None:
     assert [(e["group"], e["members"], e["reason"]) for e in said] == [
         (str(lost.group), "3,4", "group_complete")
     ]
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match=rf"\b{lost.group}\.{lost.member}\b"):
         sched.release(lost)
     run.admit(0, 4)
     run.claims["B"] = run.claims["B"][:2]

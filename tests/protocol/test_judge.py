@@ -63,7 +63,7 @@ def test_when_its_worker_dies_another_finishes_it(sched: Scheduler) -> None:
     (claim,) = grant.reservations
     assert (claim.group, claim.member, claim.attempt) == (dead.group, 0, 2)
     assert claim.token > dead.token
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match=rf"\b{dead.group}\.0\b.*\b{dead.token}\b.*\b{claim.token}\b"):
         sched.judge(dead)
     assert [(c.member, c.reason) for c in sched.renew("w0").cancelled] == [(0, "lease_expired")]
     assert sched.judge(claim).status == "occupied"
@@ -146,7 +146,7 @@ def test_advantages_that_cannot_be(sched: Scheduler, advantages: list[float]) ->
 @pytest.mark.parametrize("advantages", [["x", 1], [None, 1], [[1.0], 2.0]], ids=str)
 def test_advantages_that_are_no_numbers(sched: Scheduler, advantages: list[Any]) -> None:
     claim = all_in(sched)
-    with pytest.raises(Invalid):
+    with pytest.raises(Invalid, match="advantages"):
         sched.judge(claim, advantages=advantages)
     assert sched.judge(claim).status == "occupied"
 
@@ -164,9 +164,9 @@ def test_it_is_no_trajectory(sched: Scheduler) -> None:
     claim = all_in(sched)
     with pytest.raises(Invalid, match="judge"):
         sched.complete(claim, trajectory(0))
-    with pytest.raises(Invalid):
+    with pytest.raises(Invalid, match="post-processing"):
         sched.save_prefix(claim, Response([1], [-1.0], [(0, 1)]))
-    with pytest.raises(Invalid):
+    with pytest.raises(Invalid, match="post-processing"):
         sched.release(claim, Response([1], [-1.0], [(0, 1)]))
     with pytest.raises(NotReady):
         sched.filter(claim.group, "it is not placed yet")
@@ -176,5 +176,5 @@ def test_it_is_no_trajectory(sched: Scheduler) -> None:
 def test_members_of_a_group_that_is_gone(sched: Scheduler) -> None:
     claim = all_in(sched)
     sched.drop(claim.group, "x")
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match=rf"group {claim.group}\b"):
         sched.group_trajectories(claim.group)

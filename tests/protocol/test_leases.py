@@ -35,11 +35,12 @@ def test_late_worker_is_fenced_and_told(sched: Scheduler) -> None:
     first = claim_of(sched)
     expire(sched, "w0")
     second = claim_of(sched, "w1")
-    with pytest.raises(Fenced):
+    superseded = rf"\b{first.group}\.{first.member}\b.*\b{first.token}\b.*\b{second.token}\b"
+    with pytest.raises(Fenced, match=superseded):
         sched.complete(first, trajectory())
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match=superseded):
         sched.release(first)
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match=superseded):
         sched.save_prefix(first, Response([1], [-1.0], [(0, 1)]))
     told = sched.renew("w0").cancelled
     assert [(c.group, c.member, c.token, c.reason) for c in told] == [
@@ -205,7 +206,7 @@ def test_groups_that_never_were(sched: Scheduler) -> None:
     claim = claim_of(sched)
     with pytest.raises(UnknownGroup):
         sched.complete(msgspec.structs.replace(claim, group=99), trajectory())
-    with pytest.raises(Invalid):
+    with pytest.raises(Invalid, match=rf"group {claim.group}\b.*\b2\b"):
         sched.complete(msgspec.structs.replace(claim, member=2), trajectory())
 
 
@@ -216,7 +217,7 @@ def test_versions_that_cannot_be(sched: Scheduler, segment: int) -> None:
     sched.take("t0")
     sched.publish(1, "w/1", "t0")
     claim = claim_of(sched, version=1)
-    with pytest.raises(Invalid):
+    with pytest.raises(Invalid, match=rf"\b{segment}\b.*\b1\b"):
         sched.complete(claim, trajectory(segment))
     assert sched.verify() == []
 
@@ -245,7 +246,7 @@ def test_tokens_from_the_future_and_members_completed_twice(sched: Scheduler) ->
     assert sched.complete(claim, trajectory(reward=0.25)).status == "open"
     assert sched.complete(claim, trajectory(reward=0.75)).status == "open"  # the first one counts
     assert sched.status().payload_bytes < 200
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match=rf"\b{claim.group}\.{claim.member}\b"):
         sched.release(claim)
     assert sched.verify() == []
 

@@ -83,7 +83,7 @@ def test_many_dead_letters(sched: Scheduler) -> None:
 def test_what_cannot_be_revived(sched: Scheduler) -> None:
     sched.create(RunConfig(eta=0, batch_size=1, max_attempts=1, total_steps=1))
     ordinal = bury(sched)
-    with pytest.raises(NotReady):
+    with pytest.raises(NotReady, match=rf"\b{ordinal + 1}\b"):
         sched.revive(ordinal + 1)
     (claim,) = sched.reserve("w0", 0, 1).reservations
     sched.complete(claim, trajectory(0))

@@ -11,7 +11,7 @@ from tests.protocol.play import Named, trajectory
 
 
 def test_needs_a_run(sched: Scheduler) -> None:
-    with pytest.raises(UnknownRun):
+    with pytest.raises(UnknownRun, match="'test'"):
         sched.reserve("w0", 0, 1)
 
 

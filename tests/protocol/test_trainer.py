@@ -81,13 +81,13 @@ def test_figures_of_any_size_are_refused(sched: Scheduler) -> None:
 
 def test_publish_out_of_order(sched: Scheduler) -> None:
     sched.create(CONFIG)
-    with pytest.raises(NotReady):
+    with pytest.raises(NotReady, match=r"\btake\b"):
         sched.publish(1, "w/1", "t0")
     assert sched.take("t0") is None
-    with pytest.raises(NotReady):
+    with pytest.raises(NotReady, match=r"version 1\b.*batch 0\b"):
         sched.publish(1, "w/1", "t0")
     step(sched, 0)
-    with pytest.raises(NotReady):
+    with pytest.raises(NotReady, match=r"version 3\b.*batch 2\b"):
         sched.publish(3, "w/3", "t0")
     sched.publish(1, "w/1", "t0")  # again: nothing changes
     assert sched.status().version == 1
@@ -110,7 +110,7 @@ def test_batches_are_kept_until_a_checkpoint_covers_them(sched: Scheduler) -> No
         assert again.groups == batches[version].groups
         assert len(sched.trajectories(again.groups)) == 2
     assert sched.take("t1", version=4) is None
-    with pytest.raises(StateLost, match="2"):
+    with pytest.raises(StateLost, match=r"checkpoint 2\b"):
         sched.take("t1", version=1)
     with pytest.raises(StateLost, match=r"payloads 1\.1, 2\.1"):
         sched.trajectories(batches[0].groups)
@@ -122,14 +122,14 @@ def test_batches_are_kept_until_a_checkpoint_covers_them(sched: Scheduler) -> No
 def test_checkpoint_of_an_unpublished_version(sched: Scheduler) -> None:
     sched.create(CONFIG)
     step(sched, 0)
-    with pytest.raises(NotReady):
+    with pytest.raises(NotReady, match=r"\b2\b.*\b1\b"):
         sched.checkpointed(2, "t0")
 
 
 def test_trainer_ahead_of_the_server(sched: Scheduler) -> None:
     sched.create(CONFIG)
     step(sched, 0)
-    with pytest.raises(StateLost):
+    with pytest.raises(StateLost, match=r"\b2\b.*\b1\b"):
         sched.take("t0", version=2)
 
 

@@ -1,6 +1,7 @@
 """The embedded server: one on its data, found again, nothing acknowledged lost."""
 
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -145,7 +146,7 @@ def test_a_frozen_server_is_reported_within_bounds(server: EmbeddedServer) -> No
     server.start()
     os.kill(server.record.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(ServerFailed):
+        with pytest.raises(ServerFailed, match=re.escape(str(server.folder / "server.log"))):
             server.start()
     finally:
         os.kill(server.record.pid, signal.SIGCONT)
@@ -153,7 +154,7 @@ def test_a_frozen_server_is_reported_within_bounds(server: EmbeddedServer) -> No
 
 def test_waiting_for_a_server(server: EmbeddedServer) -> None:
     said: list[str] = []
-    with pytest.raises(ServerUnavailable):
+    with pytest.raises(ServerUnavailable, match=re.escape(server.url)):
         wait_for_server(server.url, 0.5, said.append)
     assert len(said) == 1
     timer = threading.Timer(0.5, server.start)

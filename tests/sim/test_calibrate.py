@@ -164,13 +164,13 @@ def test_a_fitted_model_can_be_written_and_read() -> None:
 
 def test_a_log_without_training_teaches_nothing(tmp_path: Path) -> None:
     (tmp_path / "e.jsonl").write_text('{"id": "1-0", "event": "created"}\n{"id": "2-0", "event": "news"}\n')
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="published"):
         RealRun.replay(read_archive(tmp_path / "e.jsonl"))
 
 
 def test_too_short_a_run(url: str) -> None:
     run = RealRun.replay(read_archive(DATA / "gcd-eta1.jsonl.gz"))
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"\b2\b.*\b3\b"):
         calibrate(msgspec.structs.replace(run, updates=run.updates[:2]), "short", url)
 
 

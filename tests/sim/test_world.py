@@ -227,7 +227,7 @@ def test_a_batch_that_can_never_fill_says_so(scenario: Make) -> None:
 
 
 def test_roq_needs_a_server(scenario: Make) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"\broq\b"):
         simulate(scenario(lengths=Lognormal(groups=10, median=10, cap=50)), "roq")
 
 

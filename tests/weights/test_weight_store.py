@@ -158,7 +158,7 @@ def test_a_location_elsewhere_is_never_deleted_or_written(store: Store, tmp_path
     for location in (str(elsewhere), s3, f"{inside}/x", f"{root}/..", f"{root}/", root):
         store.discard(location)
         for action in (store.folder, store.put, store.is_whole):
-            with pytest.raises(StoreFailed):
+            with pytest.raises(StoreFailed, match=f"^{re.escape(location)} "):
                 action(location)
     assert elsewhere.is_dir()
     assert store.is_whole(inside)
@@ -186,7 +186,7 @@ def test_a_version_exists_once_its_manifest_does(
     assert objects(remote) == [f"{name(location)}/{file}" for file in ("config.json", "model.safetensors")]
     assert remote.stored() == {location: 1}, "to be deleted once another export of it is published"
     assert not remote.is_whole(location)
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailed, match=name(location)):
         read(location)
     monkeypatch.setattr(remote._fs, "pipe_file", pipe)
     remote.put(location)
@@ -198,13 +198,13 @@ def test_other_bytes_than_those_put_are_refused(remote: ObjectStore) -> None:
     path = f"{remote._root}/{name(location)}/model.safetensors"
     good = remote._fs.cat_file(path)
     remote._fs.pipe_file(path, b"\0" * len(good))
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailed, match=rf"{name(location)}/model\.safetensors"):
         read(location)
     remote._fs.pipe_file(path, good[:-1])
     assert not remote.is_whole(location)
     remote._fs.rm_file(path)
     assert not remote.is_whole(location)
-    with pytest.raises(StoreFailed):
+    with pytest.raises(StoreFailed, match=name(location)):
         read(location)
     remote._fs.pipe_file(path, good)
     assert read(location)["model.safetensors"] == good

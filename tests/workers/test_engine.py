@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,8 +97,9 @@ def test_weights_from_an_object_store(
     shutil.copytree(models(seed=1), store.folder(location))
     store.put(location)
     version = engine.version
-    with pytest.raises(StoreFailed):
-        run(engine.swap(store.new(8), version + 1))
+    missing = store.new(8)
+    with pytest.raises(StoreFailed, match=missing.rpartition("/")[2]):
+        run(engine.swap(missing, version + 1))
     assert engine.version == version
     run(engine.swap(location, version + 1))
     draft = run(collect(engine, PROMPT, seed=4))
@@ -203,7 +205,7 @@ def test_models_that_cannot_start(models: Models, run: Within, tmp_path: Path) -
         settings = Rollout(**({"max_tokens": 64} | changes))
         return run(Engine.start(location, 0, settings, dtype="float32", max_prompt_tokens=64))
 
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "none"))):
         start(str(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"\b48\b.*32, 64"):
         start(str(models(seed=0, head_dim=48)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -119,8 +120,9 @@ def test_what_cannot_be_received_is_read(
         at = tmp_path / str(version) / name
         before = holds_seed(engine, run, models)
         at.parent.mkdir()
-        with pytest.raises(WeightsError):
+        with pytest.raises(WeightsError, match=re.escape(str(at))) as error:
             run(engine.swap(str(at), version, address))
+        assert why in str(error.value)
         assert (engine.version, engine.failure) == (version - 1, "")
         assert holds(engine, run, models(seed=before)), "the old weights stay in use"
         at.symlink_to(models(seed=1 - before))
@@ -189,12 +191,12 @@ def test_half_received_weights_without_files_break_the_engine(
 ) -> None:
     engine = start()
     try:
-        with pytest.raises(WeightsError):  # nothing was written yet
+        with pytest.raises(WeightsError, match=nowhere(1)):  # nothing was written yet
             run(engine.swap(nowhere(1), 1, breaking(0)))
         assert engine.failure == ""
         assert holds(engine, run, models(seed=0))
         address = breaking(5)
-        with pytest.raises(EngineError):
+        with pytest.raises(EngineError, match=nowhere(1)):
             run(engine.swap(nowhere(1), 1, address))
         assert "failed midway" in engine.failure
         assert engine.version == 0
