@@ -1,7 +1,8 @@
 """Light stand-ins for a worker and a trainer: real processes on the real scheduler, without engines.
 
 They exist to test what ``roq up`` does around its processes, nothing else. Run as
-``python standin.py worker|trainer --redis URL --run NAME [--pace S] [--die-at STEP] [--exit CODE]``.
+``python standin.py worker|trainer --redis URL --run NAME [--pace S] [--die-at STEP] [--exit CODE]
+[--hold-at STEP]``; a held trainer continues once there is a file ``go`` next to the run's folder.
 """
 
 import argparse
@@ -57,7 +58,9 @@ def worker(sched: Scheduler, folder: Path, pace: float) -> None:
     record(done=True)
 
 
-def trainer(sched: Scheduler, folder: Path, pace: float, die_at: int | None, code: int) -> None:
+def trainer(
+    sched: Scheduler, folder: Path, pace: float, die_at: int | None, code: int, hold_at: int | None
+) -> None:
     name = f"standin-trainer-{os.getpid()}"
     begun, done, asked = time.time(), sched.status().version, time.time()
     while not stopping.is_set():
@@ -74,6 +77,8 @@ def trainer(sched: Scheduler, folder: Path, pace: float, die_at: int | None, cod
             if code < 0:
                 os.kill(os.getpid(), -code)
             sys.exit(code)
+        while done == hold_at and not (folder.parent / "go").exists() and not stopping.is_set():
+            time.sleep(0.02)
         time.sleep(pace)
         members = [member for group in batch.groups for member in group.members]
         counts: dict[str, int] = {}
@@ -108,6 +113,7 @@ def main() -> None:
     parser.add_argument("--run")
     parser.add_argument("--pace", type=float, default=0.1)
     parser.add_argument("--die-at", type=int)
+    parser.add_argument("--hold-at", type=int)
     parser.add_argument("--exit", type=int, default=1)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
@@ -117,7 +123,7 @@ def main() -> None:
         if options.kind == "worker":
             worker(sched, folder, options.pace)
         else:
-            trainer(sched, folder, options.pace, options.die_at, options.exit)
+            trainer(sched, folder, options.pace, options.die_at, options.exit, options.hold_at)
 
 
 if __name__ == "__main__":

@@ -155,14 +155,18 @@ def test_a_trainer_with_a_configuration_error_is_not_started_again(
 def test_killed_supervisor_leaves_all_running_and_the_next_one_attaches(
     job: Job, folder: Path, start_up: Start
 ) -> None:
-    first = start_up(job(protocol__total_steps=25))
+    first = start_up(job(protocol__total_steps=25), "--hold-at", 20)  # so that the second finds it running
     eventually(lambda: steps(folder) >= 2)
     first.kill()
     first.wait()
     before, reached = pids(folder), steps(folder)
     assert len(before) == 3
-    eventually(lambda: steps(folder) >= reached + 3)
+    eventually(lambda: steps(folder) >= min(reached + 3, 20))
+    record = folder / "run" / "pids.json"
+    written = record.stat().st_mtime_ns
     second = start_up(job(protocol__total_steps=25))
+    eventually(lambda: record.stat().st_mtime_ns != written)  # it has attached
+    (folder / "go").touch()
     code, output = end(second)
     assert code == 0, output
     assert output.count(": attached") == 3
