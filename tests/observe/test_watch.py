@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from textual.widgets import DataTable, RichLog, Static
 
 from roq.observe.watch import Watch
 from tests.protocol.play import Named
-
-
-async def until(true: Callable[[], bool]) -> None:
-    for _ in range(100):
-        if true():
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError("it did not come about within 5 s")
+from tests.waiting import until_async
 
 
 def text(app: Watch, name: str) -> str:
@@ -33,7 +25,7 @@ async def test_the_run_is_shown_and_steered(example: Named) -> None:
     app = Watch(sched.url, sched.run, sched.config(), every_s=0.1)
     async with app.run_test(size=(120, 40)) as pilot:
         log = app.query_one("#log", RichLog)
-        await until(lambda: "run demo" in text(app, "head"))
+        await until_async(lambda: "run demo" in text(app, "head"))
         assert "running  step 1 of 9, η = 1" in text(app, "head")
         assert "reward 0.500, staleness 0.25" in text(app, "head")
         assert [line.split() for line in text(app, "buffers").splitlines()] == [
@@ -45,14 +37,14 @@ async def test_the_run_is_shown_and_steered(example: Named) -> None:
         assert [row[0] for row in cells(app, "groups")] == ["1.3", "1.4", "2.2", "2.3", "2.4"]
 
         sched.renew("own")  # a client that says nothing of itself
-        await until(lambda: len(cells(app, "workers")) == 2)
+        await until_async(lambda: len(cells(app, "workers")) == 2)
         assert cells(app, "workers")[1][:4] == ["own", "-", "0", "-"]
 
         await pilot.press("p")
-        await until(lambda: "paused" in text(app, "head"))
+        await until_async(lambda: "paused" in text(app, "head"))
         assert sched.status().paused
         await pilot.press("p")
-        await until(lambda: "running" in text(app, "head"))
+        await until_async(lambda: "running" in text(app, "head"))
 
         # the cursor stays with its group; dropping asks first
         await pilot.press("down")
@@ -63,13 +55,13 @@ async def test_the_run_is_shown_and_steered(example: Named) -> None:
         assert sched.status().ledger.requeued == 0
         await pilot.press("x")
         await pilot.press("y")
-        await until(lambda: str(group) not in [row[1] for row in cells(app, "groups")])
+        await until_async(lambda: str(group) not in [row[1] for row in cells(app, "groups")])
         assert sched.status().ledger.requeued == 1
-        await until(lambda: any(f"group {group}" in line.text for line in log.lines))
+        await until_async(lambda: any(f"group {group}" in line.text for line in log.lines))
 
         await pilot.press("d")
         await pilot.press("y")
-        await until(lambda: cells(app, "workers")[0][5] == "draining")
+        await until_async(lambda: cells(app, "workers")[0][5] == "draining")
         assert sched.status().workers[0].draining
         await pilot.press("q")
 
@@ -78,9 +70,9 @@ async def test_a_refusal_is_told(example: Named) -> None:
     sched = example.sched
     app = Watch(sched.url, sched.run, sched.config(), every_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
-        await until(lambda: len(cells(app, "groups")) == 5)
+        await until_async(lambda: len(cells(app, "groups")) == 5)
         group = int(cells(app, "groups")[0][1])
         sched.drop(group, "somebody was faster")
         await pilot.press("x")
         await pilot.press("y")
-        await until(lambda: any(f"group {group} has left" in n.message for n in app._notifications))
+        await until_async(lambda: any(f"group {group} has left" in n.message for n in app._notifications))

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.system.docker_engine import STAND_INS, Docker, docker_engine, wheels
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,12 +65,7 @@ class Stack:
         print(f"[{time.monotonic() - self.began:5.0f} s] {what}", file=sys.stderr, flush=True)
 
     def until(self, what: str, holds: Callable[[], bool], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not holds():
-            if time.monotonic() > deadline:
-                logs = self("logs", "--tail", "40", check=False)
-                pytest.fail(f"{what}: not within {seconds:.0f} s\n{logs}")
-            time.sleep(1)
+        until(holds, what, seconds, lambda: self("logs", "--tail", "40", check=False), every=1)
         self.say(what)
 
     def containers(self, service: str) -> list[dict[str, Any]]:

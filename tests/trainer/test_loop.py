@@ -29,7 +29,7 @@ from roq.run.up import trainer_command
 from roq.weights import fetch
 from roq.weights.safetensors import check_weights
 from tests.protocol.play import by_hand, direct
-from tests.waiting import eventually
+from tests.waiting import eventually, until
 
 pytestmark = pytest.mark.slow
 
@@ -72,11 +72,12 @@ class Setup:
         return (self.dir / "trainer.log").read_text()
 
     def until(self, what: Callable[[], bool], process: subprocess.Popen[str], timeout: float = 60) -> None:
-        deadline = time.monotonic() + timeout
-        while not what():
-            assert process.poll() is None, self.log()
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.05)
+        def reached() -> bool:
+            done = what()
+            assert done or process.poll() is None, self.log()
+            return done
+
+        until(reached, "the trainer", timeout, self.log)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from roq.types import Batch
 from roq_worker import follow, setup
 from roq_worker.engine import Delta, Swapped
 from roq_worker.rollout import rollout
+from tests.waiting import eventually
 
 LENGTH = 8
 
@@ -117,14 +117,6 @@ def work(sched: Scheduler, engine: PretendedEngine, tmp_path: Path) -> Callable[
     return start
 
 
-def until(happened: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 30
-    while not (result := happened()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return result
-
-
 def test_to_the_end_of_the_run_with_new_weights(
     sched: Scheduler, engine: PretendedEngine, work: Callable[..., None]
 ) -> None:
@@ -133,11 +125,11 @@ def test_to_the_end_of_the_run_with_new_weights(
 
     def train() -> None:
         for step in range(3):
-            batch = until(lambda: sched.take("trainer"))
+            batch = eventually(lambda: sched.take("trainer"))
             seen.extend(t for group in sched.trajectories(batch.groups) for t in group)
             sched.publish(step + 1, f"/weights/{step + 1}", "trainer")
             if step < 2:
-                until(lambda step=step: engine.version == step + 1)
+                eventually(lambda step=step: engine.version == step + 1)
 
     work(train, total_steps=3)
     assert len(seen) == 3 * 2 * 2
@@ -153,7 +145,7 @@ def test_sigterm_hands_back_the_tokens_so_far(
     engine.held = True
 
     def stop() -> None:
-        until(lambda: engine.tokens == 4 * LENGTH // 2)
+        eventually(lambda: engine.tokens == 4 * LENGTH // 2)
         os.kill(os.getpid(), signal.SIGTERM)
 
     work(stop)
@@ -169,9 +161,9 @@ def test_a_drained_worker_finishes_what_it_has(
     engine.held = True
 
     def drain() -> None:
-        until(lambda: engine.tokens == 4 * LENGTH // 2)
+        eventually(lambda: engine.tokens == 4 * LENGTH // 2)
         sched.drain(sched.status().workers[0].worker)
-        until(lambda: "draining" in (sched.status().workers[0].info or ""))
+        eventually(lambda: "draining" in (sched.status().workers[0].info or ""))
         engine.held = False
 
     work(drain, lease_s=1.0)
@@ -186,10 +178,10 @@ def test_claims_of_a_broken_engine_are_released(
     engine.held = True
 
     def fail() -> None:
-        until(lambda: engine.tokens == 4 * LENGTH // 2)
+        eventually(lambda: engine.tokens == 4 * LENGTH // 2)
         engine.broken = "it died"
 
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineError, match="it died"):
         work(fail)
     assert sched.status().inflight == 0
     assert engine.closed

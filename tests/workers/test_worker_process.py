@@ -20,6 +20,7 @@ from roq.config import Data, Job, Model, Reward, Rollout, Run
 from roq.errors import UnknownRun
 from roq.job.stored import create_run
 from roq.types import Batch, Status
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -50,12 +51,7 @@ class Workers:
 
     def until(self, what: str, happened: Callable[[], Any], timeout_s: float = START_S) -> Any:
         """Wait until ``happened`` returns a true value, and return it."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if result := happened():
-                return result
-            time.sleep(0.05)
-        pytest.fail(f"not within {timeout_s:g} s: {what}\n{self.log()}")
+        return until(happened, what, timeout_s, self.log)
 
 
 @pytest.fixture
