@@ -95,7 +95,7 @@ def test_a_whole_run(job: Job, folder: Path, start_up: Start, roq: Callable[...,
     waited = summary(folder)["waiting"]
     report = roq("report", job(), "--out", folder / "report.html").stdout
     assert f"the trainer waited {waited['trainer']:.0%} of the time" in report, "report and summary agree"
-    assert f"the workers had nothing to do {waited['workers']:.0%} of theirs" in report
+    assert f"the workers were idle {waited['workers']:.0%} of the time" in report
     for number in range(1, 7):
         assert f"step {number}/6  reward " in output
     found = whole(folder, 6)
