@@ -1,33 +1,36 @@
 """Broadcast weights over a process group: rank 0 is the sender, the others are the ranks of one engine.
 
 Each engine has a separate group with the sender: workers come and go, and a dying one affects no other.
-Several tensors share one buffer. The messages before and after are in messages.py.
+Several tensors share one buffer, whose SHA-256 the receiver gets over the authenticated rendezvous and checks
+before the engine sees a tensor of it. The messages before and after are in messages.py.
 
 Needs torch, unlike the rest of ``roq``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from roq.errors import TransferFailed
 from roq.weights.messages import Offer, Tensor
+from roq.weights.rendezvous import Rendezvous, Table, connect
 
 __all__ = ["DTYPES", "Group", "buckets", "dtype_of", "receive", "send"]
 
 MEET = timedelta(seconds=10)  # to join a group, while the engine is paused
 BUFFER = timedelta(seconds=60)  # for one buffer
 _ALIGNED = 16  # bytes, so that a tensor in a buffer can be viewed as its type
+
+KEPT = 64  # digests of past buffers that stay for slower ranks; a broadcast holds all within one buffer
 
 _WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
@@ -54,16 +57,41 @@ class Group:
     With NCCL, the first broadcast connects them, and a dead peer is noticed after :data:`BUFFER`.
 
     Args:
-        backend, port, name: see :class:`roq.weights.messages.Meeting`. host: the sender's.
+        backend, name: see :class:`roq.weights.messages.Meeting`. host, port: the sender's.
         rank: 0 is the sender. size: of the group.
         address: of this host on the network of the others, for gloo.
+        table: the group's keys, in the sender itself.
+
+    Raises:
+        TransferFailed: the sender does not answer, or has no such group.
     """
 
     def __init__(
-        self, backend: str, host: str, port: int, name: str, *, rank: int, size: int, address: str
+        self,
+        backend: str,
+        host: str,
+        port: int,
+        name: str,
+        *,
+        rank: int,
+        size: int,
+        address: str,
+        table: Table | None = None,
     ) -> None:
-        store = PrefixStore(name, _rendezvous(host, port))
-        self._group: Any
+        self._group: Any = None
+        self._buffers = 0
+        if table is None:
+            self._store, self._disconnect = connect(host, port, name, MEET)
+        else:
+            self._store, self._disconnect = Rendezvous(table.answer, MEET), lambda: None
+        try:
+            self._join(backend, self._store, rank, size, address)
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _join(self, backend: str, store: Rendezvous, rank: int, size: int, address: str) -> None:
+        self._backend = backend
         if backend == "nccl":
             self._group = _nccl(store, rank, size)
         else:
@@ -73,7 +101,6 @@ class Group:
             options._devices = [kind.create_device(hostname=address, lazy_init=False)]
             self._group = kind(store, rank, size, options)
             self._group.set_timeout(BUFFER)
-        self._backend = backend
 
     def broadcast(self, buffer: torch.Tensor) -> None:
         """Broadcast from rank 0 to all others; ``buffer`` may be reused when this returns.
@@ -84,31 +111,31 @@ class Group:
         self._group.broadcast(buffer, 0).wait()
         _synchronize(buffer.device)
 
+    def vouch(self, buffer: torch.Tensor) -> None:
+        """Tell the receivers the digest of the next buffer."""
+        self._store.set(f"sha256/{self._buffers}", _digest(buffer))
+        self._store.delete_key(f"sha256/{self._buffers - KEPT}")
+        self._buffers += 1
+
+    def check(self, buffer: torch.Tensor) -> None:
+        """Compare a received buffer with the digest that the sender gave.
+
+        Raises:
+            TransferFailed: it is not what was sent.
+        """
+        expected = self._store.get(f"sha256/{self._buffers}")
+        self._buffers += 1
+        if _digest(buffer) != expected:
+            raise TransferFailed(
+                "the weights that arrived are not those that were sent (their SHA-256 differs)"
+            )
+
     def close(self) -> None:
         """Leave the group; ranks that wait in it fail."""
         if self._backend == "nccl":
             self._group.abort()
         self._group = None
-
-
-def _rendezvous(host: str, port: int) -> Any:
-    """Connect to the sender's store within :data:`MEET`.
-
-    Torch's timeout covers neither the handshake, which a frozen host never finishes, nor its name lookups.
-    """
-    made: Future[Any] = Future()
-
-    def connect() -> None:
-        try:
-            made.set_result(TCPStore(host, port, is_master=False, timeout=MEET))
-        except Exception as error:  # noqa: BLE001 - raised below
-            made.set_exception(error)
-
-    threading.Thread(target=connect, name="rendezvous", daemon=True).start()
-    try:
-        return made.result(MEET.total_seconds())
-    except TimeoutError:
-        raise TransferFailed(f"the rendezvous at {host}:{port} does not answer within {MEET}") from None
+        self._disconnect()
 
 
 def _nccl(store: Any, rank: int, size: int) -> Any:
@@ -128,6 +155,10 @@ def _nccl(store: Any, rank: int, size: int) -> Any:
 
 
 # ---- tensors in buffers --------------------------------------------------------------------------
+
+
+def _digest(buffer: torch.Tensor) -> bytes:
+    return hashlib.sha256(cast("Any", buffer.cpu().numpy())).digest()
 
 
 def dtype_of(tensor: Tensor) -> torch.dtype:
@@ -183,6 +214,7 @@ def _pack(source: Mapping[str, torch.Tensor], offer: Offer, device: torch.device
 def send(group: Group, source: Mapping[str, torch.Tensor], offer: Offer, device: torch.device) -> None:
     """Broadcast the offered tensors."""
     for buffer in _ahead(_pack(source, offer, device)):
+        group.vouch(buffer)
         group.broadcast(buffer)
 
 
@@ -193,6 +225,7 @@ def receive(group: Group, offer: Offer, device: torch.device) -> Iterator[tuple[
         for bucket in buckets(offer.tensors, offer.bucket):
             buffer = _buffer(bucket, device)
             group.broadcast(buffer)
+            group.check(buffer)
             yield bucket, buffer
 
     for bucket, buffer in _ahead(buffers()):

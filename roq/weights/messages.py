@@ -1,16 +1,17 @@
 """The messages between the trainer's sender and a worker, before and after a broadcast of weights.
 
-Each message is a line of JSON. A worker sends Hello and gets the rendezvous (broadcast.py). For every version
-it sends Ask, gets the offered tensors and sends Go; then the tensors are broadcast.
+Each message is a line of JSON. A worker sends Hello and gets the name of its engine's group; each rank opens
+another connection, sends Join and then reads and writes the group's keys (rendezvous.py). For every version
+the worker sends Ask, gets the offered tensors and sends Go; then the tensors are broadcast.
 
-The network must be trusted: anyone who knows the address, which is in Redis, can read the weights, and
-neither the rendezvous nor the broadcast is encrypted.
+Nothing is encrypted: a process that can read the network's packets can read the secret and the weights. One
+that can only connect cannot join a group or change weights: their digests are sent over these connections.
 """
 
 from __future__ import annotations
 
 import socket
-from typing import Any, cast
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,11 +19,15 @@ from roq.errors import TransferFailed
 
 __all__ = [
     "BUCKET_BYTES",
+    "KEY_BYTES",
     "LINE_BYTES",
     "Ask",
     "Done",
+    "Found",
     "Go",
     "Hello",
+    "Join",
+    "Key",
     "Meeting",
     "Offer",
     "Tensor",
@@ -33,11 +38,12 @@ __all__ = [
 ]
 
 BUCKET_BYTES = 64 << 20  # size limit of a buffer; two are in flight
+KEY_BYTES = 1 << 20  # a key and its value, which for gloo holds an address for each rank
 LINE_BYTES = 64 << 20  # the offer of a model with a million tensors
 SILENT_S = 20  # a host that does not acknowledge for this long is gone
 
 
-class Hello(msgspec.Struct, frozen=True):
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Worker: authenticate with the secret; ``ranks`` is the number of its engine's ranks."""
 
     secret: str
@@ -45,11 +51,32 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """Sender: join the group ``name`` at the rendezvous on ``port``, with ``backend``."""
+    """Sender: join the group ``name``, an unguessable one, at this same address, with ``backend``."""
 
     backend: str = ""
-    port: int = 0
     name: str = ""
+    error: str = ""
+
+
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """Rank: the connection is for the keys of this group, until it ends."""
+
+    group: str
+
+
+class Key(msgspec.Struct, frozen=True):
+    """Rank: read, write, add ``number`` to, or delete a key of the group."""
+
+    op: Literal["set", "get", "add", "delete"]
+    key: str
+    value: bytes = b""
+    number: int = 0
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Sender: the key's value, None if there is none; the answer to Join is empty."""
+
+    value: bytes | None = None
     error: str = ""
 
 
@@ -113,7 +140,7 @@ def notice_death(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def decode(line: bytes, kind: type[Any]) -> Any:
+def decode(line: bytes, kind: Any) -> Any:
     """Decode a line as a message of this kind.
 
     Raises:
@@ -122,7 +149,7 @@ def decode(line: bytes, kind: type[Any]) -> Any:
     if not line.endswith(b"\n"):
         raise TransferFailed("the connection was closed")
     try:
-        return cast("Any", msgspec.json.decode(line, type=kind))
+        return msgspec.json.decode(line, type=kind)
     except msgspec.MsgspecError as error:
         raise TransferFailed(f"unexpected message: {error}") from None
 

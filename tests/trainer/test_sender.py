@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from roq.errors import ConfigError, Fenced, TransferFailed
-from roq.weights import broadcast, messages
+from roq.weights import broadcast, messages, rendezvous
 from roq_trainer import sender as sending
 from roq_trainer.sender import Sender
 
@@ -92,7 +93,7 @@ class Engine:
 
     def __init__(self, address: str, ranks: int = 1, own: str = HOST) -> None:
         host, port, self._secret = messages.split_address(address)
-        self._host, self._ranks, self._own = host, ranks, own
+        self._host, self._port, self._ranks, self._own = host, port, ranks, own
         self._socket = socket.create_connection((host, port), timeout=20)
         self._lines = self._socket.makefile("rb")
         self._pool = ThreadPoolExecutor(ranks)
@@ -111,7 +112,7 @@ class Engine:
         if not meeting.error:
 
             def join(rank: int) -> broadcast.Group:
-                place = (meeting.backend, self._host, meeting.port, meeting.name)
+                place = (meeting.backend, self._host, self._port, meeting.name)
                 return broadcast.Group(*place, rank=rank, size=self._ranks + 1, address=self._own)
 
             self.groups = list(self._pool.map(join, range(1, self._ranks + 1)))
@@ -243,6 +244,66 @@ def test_strangers_are_sent_away(
         assert good.meet().error == ""
         assert same(good.receive(good.ask(2))[0], tensors(2))
     assert "guess" not in capfd.readouterr().err
+
+
+def test_a_stranger_cannot_join_or_fill_a_group(folder: Path, engine: Callable[..., Engine]) -> None:
+    """By the port alone: no group's name can be guessed, and nothing that is sent is kept."""
+    with serving(folder) as address:
+        good = engine(address)
+        good.meet()
+        port = good._port
+        for name in ("engine-1", "engine-2", "", "x" * 1000):
+            with pytest.raises(TransferFailed, match="no such group"):
+                rendezvous.connect(HOST, port, name, timedelta(seconds=5))
+        for message in (messages.Key("set", "engine-1/0", b"x" * 4_000_000), messages.Key("get", "0/0")):
+            stranger = engine(address)
+            with suppress(OSError):
+                stranger.say(message)
+            with pytest.raises((TransferFailed, OSError)):
+                stranger.hear(messages.Found)
+        assert same(good.receive(good.ask(1))[0], tensors(1))
+
+
+def test_a_group_s_memory_is_bounded(folder: Path, engine: Callable[..., Engine]) -> None:
+    """A worker with the secret cannot fill the trainer's host either."""
+    with serving(folder) as address:
+        member = engine(address)
+        meeting = member.meet()
+        store, close = rendezvous.connect(HOST, member._port, meeting.name, timedelta(seconds=5))
+        with pytest.raises(TransferFailed, match="too many keys"):
+            list(map(store.set, map(str, range(64)), [b"x" * 500_000] * 64))
+        close()
+    table = rendezvous.Table()
+    answers = [table.answer(messages.Key("set", str(i), b"")) for i in range(rendezvous.MOST_KEYS + 1)]
+    assert [bool(answer.error) for answer in answers] == [False] * rendezvous.MOST_KEYS + [True]
+
+
+def test_weights_that_were_changed_on_the_way_are_refused(
+    folder: Path, engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broadcast_ = broadcast.Group.broadcast
+
+    def changed(group: broadcast.Group, buffer: torch.Tensor) -> None:
+        if group._group.rank() == 0 and buffer.numel():
+            buffer = buffer.clone()
+            buffer[-1] ^= 1
+        broadcast_(group, buffer)
+
+    with serving(folder, bucket=64) as address:
+        one = engine(address)
+        one.meet()
+        monkeypatch.setattr(broadcast.Group, "broadcast", changed)
+        with pytest.raises(TransferFailed, match="SHA-256"):
+            one.receive(one.ask(1))
+
+
+def test_the_sender_listens_on_one_port(folder: Path) -> None:
+    with started(folder) as sender:
+        assert sender._process is not None
+        found = psutil.Process(sender._process.pid).net_connections("tcp")
+        listening = [connection.laddr for connection in found if connection.status == psutil.CONN_LISTEN]
+        assert len(listening) == 1
+        assert f"{HOST}:{listening[0].port}" == sender._address.rpartition("/")[0]
 
 
 def test_one_worker_that_hangs_holds_up_nobody(

@@ -24,20 +24,19 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from roq import Scheduler
 from roq.errors import ConfigError, Refused, RoqError
 from roq.processes import watch_parent
 from roq.text import is_file_name, one_line, printable
 from roq.weights import broadcast, messages
+from roq.weights.rendezvous import Table
 from roq.weights.safetensors import WeightFiles
 
 __all__ = ["Sender"]
@@ -46,7 +45,6 @@ log = logging.getLogger("roq.trainer")
 
 AT_ONCE = 4  # concurrent transfers; each takes two buffers on the GPU
 HELLO_S = 10.0  # for the first line of a connection
-STORE = timedelta(seconds=60)  # for torch's first connection, which looks up this host's name
 QUEUE_S = 120.0  # longest time in the queue; then the worker reads the files
 QUEUED_S = 3.0  # how often a queued worker gets an answer
 GO_S = 60.0  # from the offer until the worker's engine is paused
@@ -187,13 +185,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self.turns = threading.BoundedSemaphore(AT_ONCE)
         self.deadlines: dict[str, float] = {}  # engine -> end of its transfer
         self.names = itertools.count(1)
-        meeting = socket.create_server((host, 0), family=self.address_family)
-        self.port = meeting.getsockname()[1]
-        self.store = TCPStore(
-            host, self.port,
-            is_master=True, wait_for_workers=False, master_listen_fd=meeting.detach(),
-            timeout=STORE,
-        )  # fmt: skip
+        self.tables: dict[str, Table] = {}  # group -> its keys, while its engine is connected
 
     def service_actions(self) -> None:
         """Runs every half second: send a sign of life, and end with the trainer or a hung transfer."""
@@ -220,7 +212,9 @@ class _Connection(socketserver.StreamRequestHandler):
         messages.notice_death(self.connection)
         if not self._has_more(HELLO_S):  # a probe of the port
             return None
-        hello = self._read(messages.Hello, HELLO_S)
+        hello = self._read(messages.Hello | messages.Join, HELLO_S)
+        if isinstance(hello, messages.Join):
+            return self._meet(hello.group)
         if not hmac.compare_digest(hello.secret.encode(), self.server.secret.encode()):
             return self._write(messages.Meeting(error="wrong secret; pin the newest weights again"))
         if not 1 <= hello.ranks <= MOST_RANKS:
@@ -228,17 +222,32 @@ class _Connection(socketserver.StreamRequestHandler):
         if self.server.device.type == "cuda":
             torch.cuda.set_device(self.server.device)
         name = f"engine-{next(self.server.names)}"
-        self._write(messages.Meeting(self.server.backend, self.server.port, name))
-        here = self.connection.getsockname()[0]
-        # Each group has its own store client: one that waits for a rank blocks other threads.
-        group = broadcast.Group(
-            self.server.backend, here, self.server.port, name, rank=0, size=hello.ranks + 1, address=here
-        )
+        joined = secrets.token_urlsafe(24)
+        table = self.server.tables[joined] = Table()
         try:
-            while self._has_more(None):
-                self._serve(group, name, self._read(messages.Ask, GO_S).name)
+            self._write(messages.Meeting(self.server.backend, joined))
+            here = self.connection.getsockname()[0]
+            group = broadcast.Group(
+                self.server.backend, here, 0, joined,
+                rank=0, size=hello.ranks + 1, address=here, table=table,
+            )  # fmt: skip
+            try:
+                while self._has_more(None):
+                    self._serve(group, name, self._read(messages.Ask, GO_S).name)
+            finally:
+                group.close()
         finally:
-            group.close()
+            del self.server.tables[joined]
+        return None
+
+    def _meet(self, group: str) -> None:
+        """Give a rank the keys of its group until it disconnects."""
+        if group not in self.server.tables:
+            return self._write(messages.Found(error="there is no such group"))
+        self._write(messages.Found())
+        while self._has_more(None) and (table := self.server.tables.get(group)) is not None:
+            self._write(table.answer(self._read(messages.Key, HELLO_S, messages.KEY_BYTES)))
+        return None
 
     def _has_more(self, limit_s: float | None) -> bool:
         """Wait for a message of the worker; False when it has disconnected."""
@@ -269,10 +278,10 @@ class _Connection(socketserver.StreamRequestHandler):
             del self.server.deadlines[engine]
             self.server.turns.release()
 
-    def _read(self, kind: type[Any], limit_s: float) -> Any:
+    def _read(self, kind: Any, limit_s: float, most: int = LINE_BYTES) -> Any:
         """Read a message, all of it within ``limit_s``."""
         deadline, line = time.monotonic() + limit_s, b""
-        while not line.endswith(b"\n") and len(line) < LINE_BYTES:
+        while not line.endswith(b"\n") and len(line) < most:
             self.connection.settimeout(max(0.001, deadline - time.monotonic()))
             there: bytes = self.rfile.peek(1)  # type: ignore[attr-defined]
             if not there:

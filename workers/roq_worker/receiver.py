@@ -31,8 +31,8 @@ class Place:
     """Where an engine's ranks meet the trainer's sender.
 
     Attributes:
-        backend, port, name: see :class:`roq.weights.messages.Meeting`.
-        host: the sender's.
+        backend, name: see :class:`roq.weights.messages.Meeting`.
+        host, port: the sender's.
         size: of the group, which is the ranks and the sender.
         address: of this host, on the network of the sender.
     """
@@ -94,11 +94,9 @@ class Receiver:
         meeting = await self._ask(messages.Hello(secret, self._ranks), messages.Meeting, CONNECT_S)
         if meeting.error:
             raise TransferFailed(meeting.error)
-        _, probe = await _open(host, meeting.port)  # before the ranks try, which stops generation
-        probe.close()
         self._sender = sender
         here = self._writer.get_extra_info("sockname")[0]
-        return Place(meeting.backend, host, meeting.port, meeting.name, self._ranks + 1, here)
+        return Place(meeting.backend, host, port, meeting.name, self._ranks + 1, here)
 
     async def offer(self, location: str) -> messages.Offer:
         """Request the weights at ``location``; the offer lists the tensors, or has the error.
