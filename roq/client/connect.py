@@ -44,6 +44,21 @@ _TIMEOUTS: dict[str, Any] = {
     "socket_timeout": SOCKET_TIMEOUT_S,
     "socket_connect_timeout": SOCKET_TIMEOUT_S,
 }
+_SHORTEST_TIMEOUT_S = 2.5  # longer than a blocking read (_BLOCK_S in roq/client/operations/observe.py)
+# The default of redis-py, 100, would fail more waits than that as if the server were away.
+_OPTIONS = _TIMEOUTS | {"max_connections": 10_000}
+# Options of redis-py that roq sets itself: with others, replies or retries would not be as it expects them.
+_RESERVED = (
+    "protocol",
+    "legacy_responses",
+    "encoding",
+    "encoding_errors",
+    "max_connections",
+    "timeout",
+    "retry_on_timeout",
+    "retry_on_error",
+    "single_connection_client",
+)
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "password_file", "sentinel_password_file")
 _PARAMETERS = ("username", "sentinel_username", "ssl_check_hostname", *_FILES)
 # Permanent handshake failures; any other failure of a TLS connection is transient.
@@ -88,6 +103,7 @@ def _parse(url: str) -> _Target:
             given[name] = value
         else:
             others.append((name, value))
+            _check_option(url, name, value)
     scheme, _, kind = parts.scheme.partition("+")
     options, sentinel_options = _options(url, given, tls=scheme == "rediss")
     if not kind:
@@ -114,6 +130,18 @@ def _parse(url: str) -> _Target:
     if kind == "sentinel":
         options["db"] = db
     return _Target(kind, "", nodes, path[0], options, sentinel_options)
+
+
+def _check_option(url: str, name: str, value: str) -> None:
+    if name in _RESERVED:
+        raise _unlike(url, f"roq sets {name} itself; remove it")
+    if name == "socket_timeout":
+        try:
+            enough = float(value) >= _SHORTEST_TIMEOUT_S
+        except ValueError:
+            enough = False
+        if not enough:
+            raise _unlike(url, f"socket_timeout must be at least {_SHORTEST_TIMEOUT_S} (seconds)")
 
 
 def _options(url: str, given: dict[str, str], *, tls: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -203,7 +231,7 @@ def connect(url: str, **options: Any) -> Any:
     Raises:
         ConfigError: the URL is invalid, or a file that it names cannot be used.
     """
-    options = {"retry": redis.retry.Retry(NoBackoff(), 0)} | _TIMEOUTS | options
+    options = {"retry": redis.retry.Retry(NoBackoff(), 0)} | _OPTIONS | options
     target = _parse(url)
     if target.kind == "single":
         return _single(redis.Redis, url, options)
@@ -225,16 +253,16 @@ def connect_async(url: str) -> Any:
     once = redis.asyncio.retry.Retry(NoBackoff(), 0)
     target = _parse(url)
     if target.kind == "single":
-        return _single(redis.asyncio.Redis, url, {"retry": once} | _TIMEOUTS)
+        return _single(redis.asyncio.Redis, url, {"retry": once} | _OPTIONS)
     if target.kind == "sentinel":
         sentinel = redis.asyncio.sentinel.Sentinel(
-            target.hosts, sentinel_kwargs=_TIMEOUTS | target.sentinel_options, **_TIMEOUTS
+            target.hosts, sentinel_kwargs=_TIMEOUTS | target.sentinel_options, **_OPTIONS
         )
         return sentinel.master_for(  # pyright: ignore[reportUnknownMemberType]
             target.service, retry=once, **target.options
         )
     nodes = [redis.asyncio.cluster.ClusterNode(host, port) for host, port in target.hosts]
-    return redis.asyncio.cluster.RedisCluster(startup_nodes=nodes, retry=once, **target.options, **_TIMEOUTS)
+    return redis.asyncio.cluster.RedisCluster(startup_nodes=nodes, retry=once, **target.options, **_OPTIONS)
 
 
 def sentinels_of(client: Any) -> list[Any]:

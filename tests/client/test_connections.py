@@ -178,6 +178,14 @@ def test_a_wrong_password(tls: Tls) -> None:
         ("rediss://h?ssl_check_hostname=perhaps", "ssl_check_hostname must"),
         ("redis+sentinel://h/s?colour=red", "'colour'.* username, "),
         ("redis://h?colour=red", "colour"),
+        ("redis://h?protocol=2", "sets protocol itself"),
+        ("redis://h?legacy_responses=true", "sets legacy_responses itself"),
+        ("redis://h?encoding=latin-1", "sets encoding itself"),
+        ("redis://h?max_connections=3", "sets max_connections itself"),
+        ("redis://h?retry_on_timeout=true", "sets retry_on_timeout itself"),
+        ("redis://h?socket_timeout=2.4", "at least 2.5"),
+        ("redis://h?socket_timeout=nan", "at least 2.5"),
+        ("redis://h?socket_timeout=soon", "at least 2.5"),
         ("redis://:pa/ss@h", "percent-encode"),
         ("redis://:p[ss@h", "percent-encode"),
         ("redis://:pass@h:port", "percent-encode"),
@@ -278,13 +286,20 @@ def test_our_address_on_the_way_to_nowhere() -> None:
         own_address("redis://no.such.host.invalid")
 
 
-def test_options_of_the_url(server: Server) -> None:
-    with Scheduler(f"{server.url}?decode_responses=True", "u", retry_s=1) as sched:
+@pytest.mark.parametrize(
+    "option",
+    ["decode_responses=True", "socket_timeout=2.5", "socket_connect_timeout=3", "health_check_interval=1"],
+)
+def test_options_of_the_url(server: Server, option: str) -> None:
+    with Scheduler(f"{server.url}?{option}", "u", retry_s=1) as sched:
         sched.create(RunConfig(eta=1, batch_size=1))
         sched.complete(sched.reserve("w", 0, 1).reservations[0], trajectory())
         batch = sched.take("t")
         assert batch is not None
         assert sched.trajectories(batch.groups)
+        assert sched.call_stats()["fcall"].calls > 0
+        assert sched.wait(10**6, 2.1) == 10**6  # a blocking read is shorter than any timeout
+        assert sched.audit().problems == []
     with pytest.raises(ConfigError):
         Scheduler("redis://h?foo=1", "u")
 
