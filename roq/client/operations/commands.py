@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from roq.config import RUN_NAME
-from roq.errors import ConfigError, Invalid
+from roq.errors import ConfigError, Invalid, UnknownRun
 from roq.protocol.functions import Function
 from roq.protocol.keys import keys_of
 
@@ -92,6 +92,14 @@ class Steps:
             *((request,) if function.once else ()),
             *command.values,
         )
+
+    def _check_exists(self) -> Operation[None]:
+        """Tell a run that holds nothing yet from one that does not exist."""
+        if (yield Command(("HGET", self.keys["config"], "eta"))) is None:
+            raise self._unknown()
+
+    def _unknown(self) -> UnknownRun:
+        return UnknownRun(f"there is no run {self.run!r} on this server; create it first (roq init)")
 
     def _ask(self, function: Function, reply: type[T], *values: object) -> Operation[T]:
         answer = yield call(function, *values)

@@ -51,6 +51,8 @@ class ObserverOperations(Steps):
         stream = self.keys["events"]
         block = ("BLOCK", _block_ms(wait_s)) if wait_s > 0 else ()
         page = self._events((yield Command(("XREAD", "COUNT", PAGE, *block, "STREAMS", stream, after))))
+        if not page:
+            yield from self._check_exists()
         while page:
             about = yield Command(("XINFO STREAM", stream))
             first = about["first-entry"][0].decode()
@@ -72,12 +74,15 @@ class ObserverOperations(Steps):
             for event in self._events([(None, page)]):
                 if name in (None, event.name):
                     return event
+            if not page and last == "+":
+                yield from self._check_exists()
             if len(page) < PAGE:
                 return None
             last = f"({page[-1][0].decode()}"
         return None
 
     def audit(self, archive: Iterable[Event] | None) -> Operation[Audit]:
+        yield from self._check_exists()
         snapshot = Snapshot((yield Call(f.VERIFY, ())))
         events = list(archive or ())
         after, known = BEGINNING, 0
@@ -95,6 +100,8 @@ class ObserverOperations(Steps):
         version = int((yield Command(("HGET", self.keys["state"], "version"))) or 0)
         batch: bytes = (yield Command(("HGET", self.keys["batches"], version))) or b""
         places += [(version, i, "training", group) for i, group in enumerate(batch.decode().split(), 1)]
+        if not places:
+            yield from self._check_exists()
         found: list[SlotStatus] = []
         for start in range(0, len(places), FETCH):
             some = sorted(places)[start : start + FETCH]
@@ -128,6 +135,7 @@ class ObserverOperations(Steps):
             if (yield Command(read)):
                 newest: Any = yield Command(("HGET", self.keys["state"], field))
                 return int(newest)
+            yield from self._check_exists()
         return signal
 
 

@@ -18,7 +18,7 @@ from roq.client.operations.commands import (
     reason_text,
 )
 from roq.config import RunConfig
-from roq.errors import ConfigError, UnknownRun
+from roq.errors import ConfigError
 from roq.protocol import functions as f
 from roq.protocol.invariants import broken_invariants
 from roq.types import DeadLetter, Removal, Status
@@ -59,7 +59,7 @@ class RunOperations(Steps):
     def _fields(self) -> Operation[dict[str, str]]:
         fields = pairs((yield Command(("HGETALL", self.keys["config"]))))
         if not fields:
-            raise UnknownRun(f"there is no run {self.run!r} on this server; create it first (roq init)")
+            raise self._unknown()
         return fields
 
     def config(self) -> Operation[RunConfig]:

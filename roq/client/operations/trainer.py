@@ -101,6 +101,8 @@ class TrainerOperations(Steps):
 
     def weights(self) -> Operation[list[WeightsRef]]:
         found = pairs((yield Command(("HGETALL", self.keys["weights"]))))
+        if not found:
+            yield from self._check_exists()
         sender = ((yield Command(("HGET", self.keys["sender"], "address"))) or b"").decode()
         versions = sorted((int(version), location) for version, location in found.items())
         return [WeightsRef(version=version, location=where, sender=sender) for version, where in versions]
