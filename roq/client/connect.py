@@ -46,7 +46,7 @@ _TIMEOUTS: dict[str, Any] = {
 }
 _SHORTEST_TIMEOUT_S = 2.5  # longer than a blocking read (_BLOCK_S in roq/client/operations/observe.py)
 # The default of redis-py, 100, would fail more waits than that as if the server were away.
-_OPTIONS = _TIMEOUTS | {"max_connections": 10_000}
+_OPTIONS: dict[str, Any] = _TIMEOUTS | {"max_connections": 10_000}
 # Options of redis-py that roq sets itself: with others, replies or retries would not be as it expects them.
 _RESERVED = (
     "protocol",

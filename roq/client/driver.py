@@ -33,6 +33,7 @@ from roq.client.failures import (
     roles_of,
     translate,
 )
+from roq.client.forks import renew_in_children
 from roq.client.lanes import LANES, Lanes
 from roq.client.operations import Call, Command, Many, Operation, Operations
 from roq.client.stats import Stats, Timed
@@ -57,14 +58,23 @@ class Driver:
         self.stats = Stats()
         self._operations = operations
         self._lanes = Lanes()
-        self._concurrency = threading.BoundedSemaphore(LANES)
-        self._batching = threading.Lock()
         self._policy = lambda: retry_policy(url, retry_s, stop)
         self._checked = False
         check_url(url)
+        self._inherited: list[Any] = []
         self._client: Any = None
+        self.after_fork()
+        renew_in_children(self)
+
+    def after_fork(self) -> None:
+        """Begin with new locks and no client; that of a parent is kept, since closing it takes its locks."""
+        if self._client is not None:
+            self._inherited.append(self._client)
+        self._client = None
         self._connecting = threading.Lock()
         self._users = Users()
+        self._concurrency = threading.BoundedSemaphore(LANES)
+        self._batching = threading.Lock()
 
     @property
     def redis(self) -> Any:

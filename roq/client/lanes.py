@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
+
+from roq.client.forks import renew_in_children
 
 __all__ = ["LANES", "Lanes"]
 
@@ -27,11 +28,12 @@ class Lanes:
     """A client's lanes (lua/lib/replies.lua). A lane is held for one call, retries included."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._begin()
+        self.after_fork()
+        renew_in_children(self)
 
-    def _begin(self) -> None:
-        self._process = os.getpid()
+    def after_fork(self) -> None:
+        """Begin: a fork is another client."""
+        self._lock = threading.Lock()
         self.client = uuid.uuid4().hex
         self._free: list[Lane] = []
         self._made = 0
@@ -40,8 +42,6 @@ class Lanes:
     def hold(self, calls: int = 1) -> Generator[list[str]]:
         """Identities of new calls. The caller keeps at most ``LANES`` single calls and a batch in flight."""
         with self._lock:
-            if self._process != os.getpid():  # a fork is another client
-                self._begin()
             lanes = [self._free.pop() for _ in range(min(calls, len(self._free)))]
             while len(lanes) < calls:
                 self._made += 1

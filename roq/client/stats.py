@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+from roq.client.forks import renew_in_children
+
 __all__ = ["Stats", "Timed"]
 
 T = TypeVar("T")
@@ -28,6 +30,11 @@ class Stats:
         self.calls = 0
         self.seconds = 0.0
         self.under_way_s = 0.0
+        self.after_fork()
+        renew_in_children(self)
+
+    def after_fork(self) -> None:
+        """Forget the calls that other threads of the parent wait for."""
         self._lock = threading.Lock()
         self._under_way = 0
         self._since = 0.0

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from types import FunctionType
 from typing import Any
 
@@ -13,6 +16,7 @@ from redis import exceptions
 
 from roq import AsyncScheduler, RoqError, RunConfig, Scheduler, ServerUnavailable
 from roq.client.failures import is_misled, is_transient, lost_node, translate
+from roq.client.lanes import LANES
 from tests.conftest import Server
 
 CONFIG = RunConfig(eta=1, batch_size=2, prompts=8)
@@ -57,6 +61,50 @@ def test_a_fork_is_another_client(sched: Scheduler) -> None:
         child.join()
     tokens += [claim.token for claim in sched.reserve("parent", 0, 2).reservations]
     assert len(set(tokens)) == 6
+
+
+def test_a_fork_does_not_wait_for_threads_of_its_parent(sched: Scheduler) -> None:
+    """The child is forked while another thread holds each lock of the client."""
+    sched.create(RunConfig(eta=1, batch_size=64))
+    driver: Any = sched._driver
+    held, forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        locks = (
+            driver._connecting,
+            driver._batching,
+            driver._lanes._lock,
+            driver.stats._lock,
+            driver._users._lock,
+        )
+        with ExitStack() as stack:
+            for lock in (*locks, *[driver._concurrency] * LANES):
+                stack.enter_context(lock)
+            held.set()
+            forked.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(10)
+    context = multiprocessing.get_context("fork")
+    out = context.Queue()
+    child = context.Process(target=_reserve, args=(sched, out))
+    child.start()
+    try:
+        assert len(out.get(timeout=20)) == 2
+    finally:
+        child.kill()
+        child.join(10)
+        forked.set()
+        thread.join(10)
+    assert len(sched.reserve("parent", 0, 2).reservations) == 2
+
+
+def test_more_waits_than_connections_of_redis_py(sched: Scheduler) -> None:
+    sched.create(CONFIG)
+    with ThreadPoolExecutor(120) as pool:  # redis-py's default is 100
+        waits = [pool.submit(sched.wait, 10**6, 3) for _ in range(120)]
+        assert [wait.result(60) for wait in waits] == [10**6] * 120
 
 
 WRONG_SERVER = ("READONLY", "NOREPLICAS", "UNBLOCKED", "MASTERDOWN", "LOADING", "CLUSTERDOWN", "TRYAGAIN")
