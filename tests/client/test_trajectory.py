@@ -34,7 +34,7 @@ from tests.protocol.play import trajectory
         {"logprobs": [-0.1]},
         {"logprobs": [-0.1, float("nan")]},
         {"logprobs": [-0.1, 0.5]},
-        {"finish_reason": object()},
+        {"finish_reason": 7.5},
     ],
     ids=str,
 )
