@@ -23,7 +23,7 @@ from roq.observe.watch import Watch
 from roq.protocol.keys import keys_of
 from roq.text import LineFormatter, printable
 from tests.conftest import Server
-from tests.observe.test_watch import until
+from tests.waiting import until_async
 
 EVIL = "\x1b]0;owned\x07\rINFO all is well\nINFO forged\x9b31m\x7f\u202egnp.exe\u2028\u2066x"
 OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -157,10 +157,10 @@ async def test_watch_shows_escapes(hostile: Server) -> None:
         app = Watch(hostile.url, RUN, sched.config(), every_s=0.1)
         async with app.run_test(size=(160, 40)):
             table, lines = app.query_one("#workers", DataTable), app.query_one("#log", RichLog).lines
-            await until(lambda: table.row_count == 2)
+            await until_async(lambda: table.row_count == 2)
             sched.resume(EVIL)
             forge(hostile, {"event": "publish", "metrics": "nope"})
-            await until(lambda: any("other" in line.text for line in lines))
+            await until_async(lambda: any("other" in line.text for line in lines))
             cells = [str(cell) for row in range(2) for cell in table.get_row_at(row)]
             shown = "".join(cells + [line.text for line in lines])
     assert "\\x1b]0;owned" in shown
