@@ -316,7 +316,7 @@ def test_a_run_with_its_own_server(job: Job, folder: Path) -> None:
 
 def test_bad_arguments() -> None:
     done = CliRunner().invoke(main, ["doctor"])
-    assert (done.exit_code, "check what?" in done.stderr) == (2, True)
+    assert (done.exit_code, "--redis" in done.stderr) == (2, True)
 
 
 @contextmanager
