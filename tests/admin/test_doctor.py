@@ -331,7 +331,7 @@ def answering() -> Iterator[str]:
                     connection, _ = listener.accept()
                     with connection:
                         asked = json.loads(connection.makefile().readline())
-                        if asked == {"secret": "s3cret", "ranks": 0}:
+                        if asked == {"type": "hello", "secret": "s3cret", "ranks": 0}:
                             connection.sendall(b"{}\n")
 
         thread = threading.Thread(target=answer)

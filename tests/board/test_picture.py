@@ -222,7 +222,7 @@ def test_a_run_that_has_ended_shows_its_last_batch(sched: Scheduler, board: Star
         page.wait_for_selector("#run-state[data-state='ended']")
         await_picture(page, last)
         assert page.locator("#over").inner_text() == (
-            "The run has ended. This is batch 0, its last, while it was trained."
+            "The run has ended. This is batch 0, the last one, in training."
         )
         page.locator(".slot[data-place='0.1']").hover()
         page.wait_for_function("() => /^Training/.test(document.querySelector('#details-text').innerText)")
@@ -237,7 +237,7 @@ def test_a_run_that_has_ended_shows_its_last_batch(sched: Scheduler, board: Star
     late = open_page(address, slots=False)
     late.wait_for_selector("#run-state[data-state='ended']")
     assert picture(late) == []
-    assert "its last batch is not in this history" in late.locator("#over").inner_text()
+    assert "last batch is not in this history" in late.locator("#over").inner_text()
 
 
 def test_a_slots_details_by_pointer_and_by_keyboard(shown: Shown) -> None:

@@ -144,6 +144,7 @@ def calls(
     some = draw.choice((group, 1, 2, 3))
     table: dict[str, tuple[Any, ...]] = {
         "create": ("{}", ""),
+        "configure": (draw.choice(('{"stuck_timeout_ms": "9"}', '{"eta": "3"}', "[", "{}")), "me"),
         "reserve": (worker, version, draw.choice((1, 40))),
         "renew": (worker, version, "{}", draw.choice((0, 1, 5))),
         "complete": (group, member, token, worker, 1.0, 2, version, version, payload),

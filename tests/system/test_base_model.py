@@ -48,6 +48,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_model_and_tokenizer_load(base: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -63,6 +64,7 @@ def test_model_and_tokenizer_load(base: Path) -> None:
     assert len({tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id}) == 3
 
 
+@pytest.mark.slow
 def test_tokenizer_round_trips_any_text(base: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -71,6 +73,7 @@ def test_tokenizer_round_trips_any_text(base: Path) -> None:
         assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
 
 
+@pytest.mark.slow
 def test_same_settings_are_not_made_again(base: Path) -> None:
     before = (base / "model.safetensors").stat().st_mtime_ns
     again = _make(base)
@@ -78,6 +81,7 @@ def test_same_settings_are_not_made_again(base: Path) -> None:
     assert (base / "model.safetensors").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     made = _make(tmp_path)
