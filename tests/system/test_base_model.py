@@ -96,6 +96,7 @@ def test_job_files_load_and_their_prompts_too(path: Path) -> None:
     assert len(load_prompts(job.data)) >= job.protocol.batch_size
 
 
+@pytest.mark.slow
 def test_the_demo_fits_the_model(base: Path) -> None:
     """Every prompt and every careful answer fits the job's limits, and the scorer calls the answer right."""
     from transformers import AutoTokenizer
