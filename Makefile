@@ -5,7 +5,7 @@ CONFIG ?= examples/gcd.toml
 BASE_MODEL := models/base/model.safetensors
 # further pytest arguments, e.g. make test ARGS="tests/client -x"
 ARGS ?=
-TWO_AT_ONCE := -n 2 --dist loadgroup --no-loadscope-reorder
+TWO_AT_ONCE := -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo fast test lint format types chaos search check lock docs clean

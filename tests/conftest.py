@@ -39,27 +39,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (seed := config.getoption("--shuffle")) is not None:
         dice = random.Random(seed)
         rank = {path: dice.random() for path in dict.fromkeys(item.path for item in items)}
         dice.shuffle(items)
         items.sort(key=lambda item: rank[item.path])  # stable: a file's shared fixtures are created once
-    if hasattr(config, "workerinput"):  # a process of `pytest -n 2`
-        _share_out(items)
+    if hasattr(config, "workerinput"):  # a process of `pytest -n 2`: what takes the longest comes first
+        items.sort(key=lambda item: not item.nodeid.startswith(ENGINES))
 
 
 # Their engines and ranks want a core each: they run one after another, in one process of `pytest -n 2`.
-ENGINES = tuple(str(ROOT / "tests" / folder) for folder in ("trainer", "workers", "system"))
+ENGINES = ("tests/trainer/", "tests/workers/", "tests/system/")
 
 
-def _share_out(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file together; those with engines come first, since they take the longest."""
-    for item in items:
-        engine = str(item.path).startswith(ENGINES)
-        item.add_marker(pytest.mark.xdist_group("engines" if engine else str(item.path)))
-    items.sort(key=lambda item: not str(item.path).startswith(ENGINES))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Keep the tests of a file in one process, and all tests with engines in one.
+
+    ``--dist loadgroup`` with a mark would do, but pytest-xdist 3.8 does not find its groups on pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "engines" if nodeid.startswith(ENGINES) else nodeid.partition("::")[0]
+
+    return Scheduling(config, log)
 
 
 def server_binary(kind: str) -> Path | None:
