@@ -23,7 +23,7 @@ demo: setup $(BASE_MODEL)  ## train the example: server, two vLLM workers, a Meg
 $(BASE_MODEL):
 	@$(PYTHON_ENV) examples/make_base_model.py --out models/base
 
-fast:  ## set up and run every test that is not slow (about 3 minutes)
+fast:  ## set up and run every test that is not slow (5 to 8 minutes)
 	@scripts/setup --tests
 	@$(PYTHON_ENV) -m pytest $(TWO_AT_ONCE) -m "not slow" $(ARGS)
 
