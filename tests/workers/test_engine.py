@@ -231,4 +231,4 @@ def test_starts_that_cannot_work(models: Models, run: Within) -> None:
 
     refused("/nowhere/v00000003-0a1b2c3d", 3, "weights of version 3 are not on this host; mount that folder")
     refused("/nowhere/model", 0, "model.path = '/nowhere/model': there is no such folder")
-    refused(str(models(seed=0)), 0, "start so many workers instead", data_parallel_size=2)
+    refused(str(models(seed=0)), 0, "data_parallel_size", data_parallel_size=2)
