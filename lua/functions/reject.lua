@@ -5,9 +5,9 @@ and the trainer takes the batch again.
 
 Arguments:
   request   identity of the call (lib/replies.lua)
-  group     which
-  reason    why, for people
-  by        who asked, for people
+  group     the group
+  reason    human-readable
+  by        who asked, human-readable
 Reply:
   status    "requeued", "discarded" (on_drop) or "dead" (dropped too often)
 Refusals:

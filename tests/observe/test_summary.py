@@ -207,7 +207,7 @@ JUNK = (
 
 
 def test_junk_in_the_records(tmp_path: Path) -> None:
-    """It is passed over: what is beside it is summed up and drawn."""
+    """Junk is skipped; the lines around it are summed up and drawn."""
     good = {
         "metrics.jsonl": b'{"step": 1, "time": 10, "wall_s": 5, "reward/mean": 0.5, "loss": NaN}',
         "workers/w.jsonl": b'{"time": 10, "wall_s": 5, "tokens": 50}',
